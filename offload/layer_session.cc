@@ -147,12 +147,12 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
                          of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
-        session->sum_,
-        GradientSum::Create(
-            &session->layers_of_caller(), of_session.parts.get(), of_session.ranks, budget,
-            {.bucket_bytes = of_session.offload.reduce_bucket_bytes,
-             .tensors_may_lack = of_session.num_open_layers > 0,
-             .device = of_session.device}));
+        session->sum_, GradientSum::Create(&session->layers_of_caller(), of_session.parts.get(),
+                                           of_session.ranks, budget,
+                                           {.bucket_bytes = of_session.offload.reduce_bucket_bytes,
+                                            .wire = of_session.offload.reduce_dtype,
+                                            .tensors_may_lack = of_session.num_open_layers > 0,
+                                            .device = of_session.device}));
   }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());

@@ -89,6 +89,7 @@ struct OffloadOptions {
   // Between ranks: memory of the gradients that are being summed at one time; 0: kAutoBucketBytes
   // (ranks/gradient_sum.h).
   int64_t reduce_bucket_bytes = 0;
+  DType reduce_dtype = DType::kF32;  // of gradients on their way between ranks; sums are fp32
 
   // Durability.
   Durability durability = Durability::kAuto;

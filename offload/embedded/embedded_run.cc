@@ -398,6 +398,7 @@ absl::Status EmbeddedRun::AgreeOnOptions() const {
       {{"the model (names, shapes and groups of its tensors)", names.Hex()},
        {"zero_stage", options_.zero_stage},
        {"reduce_bucket_bytes", options_.offload.reduce_bucket_bytes},
+       {"reduce_dtype", NameOf(options_.offload.reduce_dtype)},
        {"weights", NameOf(WeightDType(offload.layout))},
        {"gradients that wait", NameOf(offload.grad_dtype)},
        {"optimizer", NameOf(offload.optimizer)},

@@ -13,6 +13,7 @@ GradientSum::GradientSum(const Inventory* inventory, const InventoryParts* parts
     : inventory_(inventory),
       parts_(parts),
       ranks_(ranks),
+      wire_(options.wire),
       bounds_of_all_(2),
       offsets_(static_cast<size_t>(num_owners()) + 1) {
   if (!options.tensors_may_lack) return;
@@ -36,10 +37,10 @@ absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory
 
 absl::Status GradientSum::MakeSlots(MemoryBudget* budget, const Options& options) {
   const int64_t slot_elems = SlotElems(*inventory_, ranks_->size(), options.bucket_bytes);
-  FOREBAY_ASSIGN_OR_RETURN(
-      buffer_, HostBuffer::Create(budget, "sum of gradients over ranks",
-                                  kNumSlots * slot_elems * int64_t{sizeof(float)},
-                                  {.device = options.device}));
+  FOREBAY_ASSIGN_OR_RETURN(buffer_,
+                           HostBuffer::Create(budget, "sum of gradients over ranks",
+                                              kNumSlots * slot_elems * int64_t{sizeof(float)},
+                                              {.device = options.device}));
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].elems = buffer_.As<float>().subspan(i * static_cast<size_t>(slot_elems),
                                                   static_cast<size_t>(slot_elems));
@@ -62,13 +63,11 @@ int64_t GradientSum::SlotElems(const Inventory& inventory, int num_ranks, int64_
   const int64_t block_of_slots = kNumSlots * block_of_ranks;
   const int64_t most_bytes = bucket_bytes == 0 ? kAutoBucketBytes : bucket_bytes;
   const int64_t fit = most_bytes / int64_t{sizeof(float)} / block_of_slots;
-  const int64_t needed =
-      (inventory.largest_layer_elems() + block_of_slots - 1) / block_of_slots;
+  const int64_t needed = (inventory.largest_layer_elems() + block_of_slots - 1) / block_of_slots;
   return std::max<int64_t>(1, std::min(fit, needed)) * block_of_ranks;
 }
 
-int64_t GradientSum::ChargedBytes(const Inventory& inventory, int num_ranks,
-                                  int64_t bucket_bytes) {
+int64_t GradientSum::ChargedBytes(const Inventory& inventory, int num_ranks, int64_t bucket_bytes) {
   return HostBuffer::ChargedBytes(kNumSlots * SlotElems(inventory, num_ranks, bucket_bytes) *
                                   int64_t{sizeof(float)});
 }
@@ -128,13 +127,13 @@ absl::Status GradientSum::StartPiece(int64_t piece) {
     const Range range = RangeOf(owner, piece);
     const auto first = static_cast<size_t>(offsets_[owner]);
     const auto size = static_cast<size_t>(range.num_elems());
-    FOREBAY_RETURN_IF_ERROR(
-        Bring(gradient_.elems.subspan(static_cast<size_t>(range.begin), size),
-              slot.elems.subspan(first, size)));
+    FOREBAY_RETURN_IF_ERROR(Bring(gradient_.elems.subspan(static_cast<size_t>(range.begin), size),
+                                  slot.elems.subspan(first, size)));
     offsets_[owner + 1] = offsets_[owner] + range.num_elems();
   }
   CollectiveMemory memory = OnHost(slot.elems.first(static_cast<size_t>(offsets_.back())));
   memory.layer = layer_;
+  memory.wire = wire_;
   if (gradient_.device != DeviceKind::kHost) {
     FOREBAY_RETURN_IF_ERROR(stream_->Record(*slot.has_landed));
     memory.ready = slot.has_landed.get();

@@ -2,8 +2,8 @@
 // what is handed to the optimizer is the sum, or where each rank has a part of every layer its part
 // of it, of the same bits.
 //
-//   bucket: a ring of slots        sum 0 | sum 1 | sum 2 | sum 3        on the communicator's thread
-//   caller    copies into a slot   piece 4 -> slot 0, when sum 0 has been handed on
+//   bucket: a ring of slots        sum 0 | sum 1 | sum 2 | sum 3        on the communicator's
+//   thread caller    copies into a slot   piece 4 -> slot 0, when sum 0 has been handed on
 //
 // The bucket has a fixed size, however large layers are (ZeRO-R's constant size buffers). A layer
 // that fits is all in it when Start returns. Of a larger one the caller keeps the gradient until
@@ -38,7 +38,7 @@ class GradientSum {
   // A piece of a layer's sum. Its spans are valid until the next call.
   struct Piece {
     int layer = -1;
-    int64_t first_elem = 0;       // in the layer, or in the rank's part of it
+    int64_t first_elem = 0;  // in the layer, or in the rank's part of it
     std::span<const float> elems;
     std::span<const int> without_gradient;  // the layer's tensors of which no rank has one
   };
@@ -46,6 +46,7 @@ class GradientSum {
   struct Options {
     // 0: kAutoBucketBytes. At least a block of kLayerAlignElems for each rank in each slot.
     int64_t bucket_bytes = 0;
+    DType wire = DType::kF32;  // of gradients and sums between ranks (CollectiveMemory::wire)
     // A rank may have no gradient of a tensor, and says of each whether it has.
     bool tensors_may_lack = false;
     Device* device = nullptr;  // on which gradients may lie; nullptr: all are in RAM
@@ -116,6 +117,7 @@ class GradientSum {
   const Inventory* const inventory_;
   const InventoryParts* const parts_;
   Communicator* const ranks_;
+  const DType wire_;
   // In this order: the stream ends before what it uses.
   HostBuffer buffer_;
   std::array<Slot, kNumSlots> slots_;
@@ -123,7 +125,7 @@ class GradientSum {
   // By tensor of the layer: how many ranks have a gradient; empty: each has one of every tensor.
   std::vector<float> num_with_;
   CollectiveTicket count_ticket_;
-  std::vector<int> without_gradient_;  // of the layer that is summed
+  std::vector<int> without_gradient_;   // of the layer that is summed
   std::vector<int64_t> bounds_of_all_;  // [2]: 0 and the size of the layer
   std::vector<int64_t> offsets_;        // of owners in the slot that is filled
 

@@ -21,6 +21,8 @@ from forebay.ranks import Ranks
 from forebay.torch import Optimizer, stream
 from forebay.torch._tensors import memory_of, on_host
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class DeepSpeedEngine(Answers):
     """The part of deepspeed.DeepSpeedEngine that scripts, transformers and accelerate use.
@@ -112,7 +114,8 @@ class DeepSpeedEngine(Answers):
             weakref.finalize(self, self.scratch[-1].remove)
         # Checkpoints are copies, so that the store itself may be lost with its process.
         settings = {"nvme": [scratch.store for scratch in self.scratch], "clip": config.clip, "durability": "none",
-                    "ranks": ranks, "reduce_bucket": config.reduce_bucket, **settings}
+                    "ranks": ranks, "reduce_bucket": config.reduce_bucket,
+                    "reduce_dtype": _DTYPES[config.reduce_dtype or "fp32"], **settings}
         if config.weights_nvme is None:
             return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True

@@ -38,9 +38,12 @@ class Optimizer(torch.optim.Optimizer):
     step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
     ranks: `forebay.Ranks`, the processes that train together, each with data of its own: a step has the mean of their
-    gradients. All of them make the same calls. zero_stage: with nvme, as ZeRO has it: 1 to 3: each rank has its part of
-      the state, in folders of its own in `nvme`; 0: each has all of it. reduce_bucket: with nvme, memory for the
-      gradients that are being summed over ranks, as bytes or "256MiB"; None: 1 GiB, or as much as the largest layer.
+    gradients. All of them make the same calls, state_dict() too. zero_stage: as ZeRO has it: 1 to 3: each rank has its
+      part of the state, with nvme in folders of its own there; 0: each has all of it.
+    reduce_bucket: with nvme, memory for the gradients that are being summed over ranks, as bytes or "256MiB"; None: 1
+      GiB, or as much as the largest layer. reduce_dtype: with nvme, of gradients on their way between ranks:
+      torch.bfloat16 and torch.float16 halve the bytes. Each rank's gradients are rounded to it, and added in fp32; the
+      sums are rounded too.
     threads: of the update; 0: as many as there are cores. module, device, update_in_backward: for `stream`, which fills
       them in.
 
@@ -54,7 +57,8 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
                  backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1,
-                 reduce_bucket: None | int | str = None, threads: int = 0, module: torch.nn.Module | None = None,
+                 reduce_bucket: None | int | str = None, reduce_dtype: torch.dtype = torch.float32,
+                 threads: int = 0, module: torch.nn.Module | None = None,
                  device: Device | None = None, update_in_backward: bool = False) -> None:
         ranks = ranks if ranks is not None and ranks.size > 1 else None
         if ranks is not None and backward_update and module is None:
@@ -67,6 +71,11 @@ class Optimizer(torch.optim.Optimizer):
                              "that to commit(). Use \"step\", and commit() as often as a crash may cost.")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
+        if reduce_dtype not in DTYPES:
+            raise UsageError(f"forebay: reduce_dtype is {reduce_dtype}. Use torch.float32, bfloat16 or float16.")
+        if nvme is None and (reduce_bucket is not None or reduce_dtype is not torch.float32):
+            raise UsageError("forebay: reduce_bucket= and reduce_dtype= are about a store on disk. Give it a folder: "
+                             "nvme=FOLDER.")
         self._backend: InRam | InStore
         if nvme is None:
             self._backend = InRam(self, threads, clip, backward_update, ranks)
@@ -74,7 +83,8 @@ class Optimizer(torch.optim.Optimizer):
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
                                    backward_update, update_in_backward, threads, ranks,
                                    zero_stage if ranks is not None else 0,
-                                   None if reduce_bucket is None else bytes_of(reduce_bucket))
+                                   None if reduce_bucket is None else bytes_of(reduce_bucket),
+                                   DTYPES[reduce_dtype])
             self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update

@@ -497,6 +497,17 @@ TEST_F(ZeroStagesTest, ExportWhatOneRankWithAllOfItExports) {
   }
 }
 
+// The same of all stages, twice, and not those of fp32, to which they come close.
+TEST_F(ZeroStagesTest, ComeToTheSameBitsWithGradientsOf16BitsOnTheirWay) {
+  const auto on_their_way = [](TrainOptions& options) { options.reduce_dtype = DType::kBF16; };
+  for (const int stage : {2, 3}) ExpectTheBitsOfStage0(stage, "narrow", {}, on_their_way);
+  const TrainOptions narrow = Options(0, "narrow"), wide = Options(0, "wide");
+  EXPECT_NE(Digest(wide, {}), DigestOfRanks(narrow.out, 2));
+  const std::vector<double> losses = LossesOf(narrow.out), of_wide = LossesOf(wide.out);
+  ASSERT_EQ(losses.size(), of_wide.size());
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], of_wide[i], 0.01) << i;
+}
+
 // Layers of some 50 blocks: each one's sum comes through a bucket of 8.
 class SmallBucketTest : public ZeroStagesTest {
  protected:
