@@ -105,10 +105,14 @@ class DeepSpeedEngine(Answers):
         disks = dict.fromkeys(disk for disk in (config.weights_nvme, config.optimizer_nvme) if disk is not None)
         ranks = self.ranks if self.ranks.size > 1 else None
         if not disks:
-            if ranks is not None and config.stage > 0:
-                self._say(f"forebay: zero_optimization.stage is {config.stage}, and each rank keeps all state in RAM: "
-                          "it is divided where it lies on disk (offload_optimizer.device: nvme)")
-            return kind(params, clip=config.clip, ranks=ranks, **settings)
+            if ranks is not None and config.stage == 3:
+                self._say("forebay: zero_optimization.stage is 3, and each rank keeps all weights in RAM: they are "
+                          "divided where they lie on disk (offload_param.device: nvme). The optimizer's state is")
+            if ranks is not None and config.reduce_dtype not in (None, "fp32"):
+                self._say(f"forebay: communication_data_type is {config.reduce_dtype}, and the gradients of states in "
+                          "RAM go from rank to rank in fp32: it acts where states lie on disk "
+                          "(offload_optimizer.device: nvme)")
+            return kind(params, clip=config.clip, ranks=ranks, zero_stage=min(config.stage, 1), **settings)
         for disk in disks:
             self.scratch.append(Scratch(disk))
             weakref.finalize(self, self.scratch[-1].remove)

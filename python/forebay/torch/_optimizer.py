@@ -78,7 +78,7 @@ class Optimizer(torch.optim.Optimizer):
                              "nvme=FOLDER.")
         self._backend: InRam | InStore
         if nvme is None:
-            self._backend = InRam(self, threads, clip, backward_update, ranks)
+            self._backend = InRam(self, threads, clip, backward_update, ranks, is_divided=zero_stage > 0)
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
                                    backward_update, update_in_backward, threads, ranks,
@@ -168,11 +168,10 @@ class Optimizer(torch.optim.Optimizer):
             self._accumulates = before
 
     def state_dict(self) -> StateDict:
-        """As torch has it. With nvme the state stays in the store: the last step is committed, and "forebay" says which
-        folders and step it is."""
-        document = super().state_dict()
+        """As torch has it, of all ranks together. With nvme the state stays in the store: the last step is committed,
+        and "forebay" says which folders and step it is."""
         reference = self._backend.reference(self)
-        return document if reference is None else {**document, "forebay": reference}
+        return self.full_state_dict() if reference is None else {**super().state_dict(), "forebay": reference}
 
     def full_state_dict(self) -> StateDict:
         """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer
@@ -192,7 +191,8 @@ class Optimizer(torch.optim.Optimizer):
             # torch has cast these to the parameter's type.
             for name, value in state_dict["state"].get(number, {}).items():
                 if name in STATE_DTYPES and value is not None:
-                    self.state[parameter][name] = value.detach().to("cpu", STATE_DTYPES[name], copy=True).contiguous()
+                    own = self._backend.own_part_of(value)
+                    self.state[parameter][name] = own.detach().to("cpu", STATE_DTYPES[name], copy=True).contiguous()
             if parameter in self.state and "step" in self.state[parameter]:
                 self.state[parameter]["step"] = torch.tensor(float(self.state[parameter]["step"]))
 
@@ -302,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
                            is_loading: bool = False) -> StateDict:
-        """The state dict of a single rank: all of it."""
+        """The state dict, of all ranks together: all of it."""
         return self.state_dict()
 
     # ---- For the backends
