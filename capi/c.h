@@ -66,8 +66,7 @@ enum {
   FOREBAY_SGD = 4
 };
 
-/* The settings of a group of tensors in one step. Those that the optimizer does not have are not
-   looked at. */
+/* The settings of a group of tensors in one step. What the optimizer does not have is not read. */
 typedef struct {
   double lr;
   double weight_decay;
@@ -80,8 +79,7 @@ typedef struct {
 
 /* ---- An inventory: layers and their tensors ---------------------------------------------------
 
-   A layer is what streams: it is read, lent and updated as a whole. Names are unique. Raw layers
-   come last. */
+   A layer is read, lent and updated as a whole. Names are unique. Raw layers come last. */
 typedef struct forebay_inventory forebay_inventory;
 forebay_inventory* forebay_inventory_create(void);
 void forebay_inventory_destroy(forebay_inventory* inventory);
@@ -93,8 +91,7 @@ int32_t forebay_inventory_begin_layer(forebay_inventory* inventory, const char* 
 int32_t forebay_inventory_add(forebay_inventory* inventory, const char* name, size_t name_length,
                               const int64_t* shape, int32_t rank, int32_t group, int32_t* index,
                               char** message);
-/* Starts a layer of raw tensors: bytes that are stored and committed with the others, and mean
-   nothing here. */
+/* Starts a layer of raw tensors: bytes that are stored and committed with others, and no more. */
 int32_t forebay_inventory_begin_raw_layer(forebay_inventory* inventory, const char* name,
                                           size_t name_length, char** message);
 int32_t forebay_inventory_add_raw(forebay_inventory* inventory, const char* name,
@@ -132,6 +129,13 @@ int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
 void forebay_ranks_abort(forebay_ranks* ranks);
 /* The values of each rank become their sum, taken in the order of the ranks. */
 int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values, char** message);
+/* The same of part r alone on rank r: [offsets[r], offsets[r + 1]) of them. The others are left as
+   they were. offsets: [size + 1], from 0 to the number of all, ascending, on all ranks the same. */
+int32_t forebay_ranks_sum_parts(forebay_ranks* ranks, float* values, const int64_t* offsets,
+                                char** message);
+/* Bytes: part r of each rank becomes that of rank r. */
+int32_t forebay_ranks_gather_parts(forebay_ranks* ranks, void* data, const int64_t* offsets,
+                                   char** message);
 /* The bytes of each rank become those of rank `root`. */
 int32_t forebay_ranks_broadcast(forebay_ranks* ranks, void* data, size_t num_bytes, int32_t root,
                                 char** message);
@@ -157,8 +161,7 @@ typedef struct forebay_layers forebay_layers;
 
 /* Where state may lie. */
 enum { FOREBAY_TIER_AUTO = 0, FOREBAY_TIER_RAM = 1, FOREBAY_TIER_NVME = 2 };
-/* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, else NONE.
- */
+/* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, or NONE */
 enum {
   FOREBAY_DURABILITY_AUTO = 0,
   FOREBAY_DURABILITY_NONE = 1,  /* nothing, if a step was being written: there is one copy */
@@ -219,7 +222,8 @@ typedef struct {
   /* As ZeRO has it: 0: each rank has the whole state. 1 to 3: its part of every layer, and weights
      are gathered once in a step (1 and 2: memory for all layers) or as they are acquired (3). */
   int32_t zero_stage;
-  int32_t reserved;
+  int32_t reduce_dtype; /* of gradients on their way between ranks, where they are added in fp32 */
+  int64_t reduce_bucket_bytes; /* of the gradients being summed over ranks; 0: at most 1 GiB */
 } forebay_layers_options;
 /* Plans what will lie where. Touches no disk. DOES_NOT_FIT, with the least ram_bytes that works. */
 int32_t forebay_layers_new(const forebay_layers_options* options,
@@ -227,8 +231,7 @@ int32_t forebay_layers_new(const forebay_layers_options* options,
                            char** message);
 /* Steps that are not committed are lost. Leases that are out stay readable, and end later. */
 void forebay_layers_destroy(forebay_layers* layers);
-/* Gives the plan as JSON: the memory and disk that each part takes, the bytes that a step moves.
-   Free it. */
+/* Gives the plan as JSON: memory and disk of each part, the bytes that a step moves. Free it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
 /* Whether there is a store in the folders: 1 or 0. What is half made counts as none. Of ranks all
@@ -305,8 +308,7 @@ int32_t forebay_layers_set_step(forebay_layers* layers, const forebay_step_optio
    makes the commit that commit_once_applied has asked for. A step's first gradient does so too, and
    needs that nothing is left, or no lease is out: so call it between forward and backward. */
 int32_t forebay_layers_settle(forebay_layers* layers, char** message);
-/* Adds to the gradient of a tensor: all its elements, row-major. Sums are fp32. A tensor that gets
-   none in a step is left alone, moments too. */
+/* Adds to the gradient of a tensor, row-major; sums are fp32. One that gets none is left alone. */
 int32_t forebay_layers_add_gradient(forebay_layers* layers, int32_t tensor, int32_t dtype,
                                     const void* data, size_t num_bytes, char** message);
 /* The same of memory on the device of the layers, which work of `stream` has written (a
@@ -519,8 +521,7 @@ void forebay_kernels_destroy(forebay_kernels* kernels);
 /* Updates all `runs`. */
 int32_t forebay_kernels_update(forebay_kernels* kernels, const forebay_kernel_run* runs,
                                size_t num_runs, char** message);
-/* Splits fp32 masters into bf16 weights and remainders, [num_elems] each, and joins them again:
-   exact. */
+/* Splits fp32 masters into bf16 weights and remainders, [num_elems] each; joins them: exact. */
 int32_t forebay_kernels_split(forebay_kernels* kernels, const float* master, int64_t num_elems,
                               void* weights, void* remainder, char** message);
 int32_t forebay_kernels_join(forebay_kernels* kernels, const void* weights, const void* remainder,

@@ -24,6 +24,7 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
         {"num_threads", options.num_threads},
         {"num_open_layers", options.num_open_layers},
         {"num_window_layers", options.num_window_layers},
+        {"reduce_bucket_bytes", options.reduce_bucket_bytes},
         {"tile_elems", options.tile_elems}}) {
     if (value < 0) return UsageError(fmt::format("{} is {}, below 0", name, value));
   }
@@ -150,6 +151,9 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
     embedded.ranks = ranks->communicator.get();
   }
   embedded.zero_stage = options.zero_stage;
+  embedded.offload.reduce_bucket_bytes = options.reduce_bucket_bytes;
+  FOREBAY_ASSIGN_OR_RETURN(embedded.offload.reduce_dtype,
+                           DTypeOf(options.reduce_dtype, "reduce_dtype"));
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<EmbeddedRun> run,
                            EmbeddedRun::Plan(std::move(embedded), inventory->inventory));
   return new forebay_layers{std::make_shared<LayersState>(std::move(ranks), std::move(device),

@@ -1,6 +1,7 @@
 // Processes that train together.
 #include "forebay/capi/c_ranks.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -80,6 +81,19 @@ int32_t RunOnCommunicator(forebay_ranks* ranks, char** message, const Body& body
   });
 }
 
+// The parts of ranks in a vector that begins at `data`, which may be missing where there is nothing
+// in it.
+absl::StatusOr<std::span<const int64_t>> PartsOf(const Communicator& communicator, const void* data,
+                                                 const int64_t* offsets) {
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(offsets, "offsets"));
+  const std::span<const int64_t> parts(offsets, static_cast<size_t>(communicator.size()) + 1);
+  if (parts.front() != 0 || !std::ranges::is_sorted(parts)) {
+    return UsageError("offsets of parts begin at 0, and none is less than the one before it");
+  }
+  if (parts.back() > 0) FOREBAY_RETURN_IF_ERROR(CheckPointer(data, "data"));
+  return parts;
+}
+
 }  // namespace
 }  // namespace forebay::capi
 
@@ -127,6 +141,27 @@ int32_t forebay_ranks_sum(forebay_ranks* ranks, float* values, size_t num_values
         if (num_values == 0) return absl::OkStatus();
         FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(values, "values"));
         return communicator.AllReduce({values, num_values});
+      });
+}
+
+int32_t forebay_ranks_sum_parts(forebay_ranks* ranks, float* values, const int64_t* offsets,
+                                char** message) {
+  return forebay::capi::RunOnCommunicator(
+      ranks, message, [&](forebay::Communicator& communicator) -> absl::Status {
+        FOREBAY_ASSIGN_OR_RETURN(const std::span<const int64_t> parts,
+                                 forebay::capi::PartsOf(communicator, values, offsets));
+        return communicator.ReduceScatter({values, static_cast<size_t>(parts.back())}, parts);
+      });
+}
+
+int32_t forebay_ranks_gather_parts(forebay_ranks* ranks, void* data, const int64_t* offsets,
+                                   char** message) {
+  return forebay::capi::RunOnCommunicator(
+      ranks, message, [&](forebay::Communicator& communicator) -> absl::Status {
+        FOREBAY_ASSIGN_OR_RETURN(const std::span<const int64_t> parts,
+                                 forebay::capi::PartsOf(communicator, data, offsets));
+        return communicator.AllGather(
+            {static_cast<std::byte*>(data), static_cast<size_t>(parts.back())}, parts);
       });
 }
 

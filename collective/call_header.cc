@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "fmt/format.h"
+#include "forebay/base/dtype.h"
 #include "forebay/base/hash.h"
 
 namespace forebay {
@@ -20,8 +21,10 @@ bool BelongTogether(const CallHeader& a, const CallHeader& b) {
 }
 
 std::string DescribeCall(const CallHeader& call) {
+  const auto wire = static_cast<DType>(call.wire);
   const std::string device =
-      fmt::format("{}{}", call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer),
+      fmt::format("{}{}{}", wire == DType::kF32 ? "" : fmt::format(" as {}", NameOf(wire)),
+                  call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer),
                   call.by_device_transport != 0 ? " in device memory" : "");
   switch (call.kind) {
     case CollectiveKind::kAllReduce:

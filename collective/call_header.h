@@ -22,7 +22,8 @@ enum class CollectiveKind : uint8_t {
 struct CallHeader {
   CollectiveKind kind = CollectiveKind::kBarrier;
   uint8_t by_device_transport = 0;
-  uint16_t unused = 0;
+  uint8_t wire = 0;  // CollectiveMemory::wire
+  uint8_t unused = 0;
   int32_t root = 0;           // of a broadcast
   int64_t number = 0;         // of the call, from 0
   int64_t size_bytes = 0;     // of the whole vector

@@ -8,6 +8,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/sum_in_rank_order.h"
+#include "forebay/collective/wire.h"
 
 #define FOREBAY_RETURN_FAILURE(expression)                   \
   do {                                                       \
@@ -20,13 +21,17 @@ namespace {
 constexpr int64_t kFloatBytes = sizeof(float);
 
 // Whole cache lines, so that no piece shares one with another. Scratch memory has two for each
-// rank: what comes from it, and a copy of device memory for it.
+// rank: what comes from it, and what goes to it where that is no memory of the caller.
 int64_t PieceBytes(int64_t scratch_bytes, int num_ranks) {
   return scratch_bytes / (2 * num_ranks) / 64 * 64;
 }
 
 float* AsFloats(std::byte* data) {
   return reinterpret_cast<float*>(data);
+}
+
+std::span<float> FloatsOf(std::span<std::byte> bytes) {
+  return {AsFloats(bytes.data()), bytes.size() / sizeof(float)};
 }
 
 }  // namespace
@@ -43,7 +48,8 @@ CollectiveRounds::CollectiveRounds(Transport& transport, DeviceTransport* device
       headers_(static_cast<size_t>(size_)),
       places_(static_cast<size_t>(size_)),
       pieces_(static_cast<size_t>(size_)),
-      addends_(static_cast<size_t>(size_)) {
+      addends_(static_cast<size_t>(size_)),
+      narrow_addends_(static_cast<size_t>(size_)) {
   outgoing_.reserve(static_cast<size_t>(size_));
   incoming_.reserve(static_cast<size_t>(size_));
 }
@@ -140,6 +146,7 @@ MaybeFailure CollectiveRounds::CompareHeaders(const CollectiveOperation& operati
   CallHeader& own = headers_[static_cast<size_t>(rank_)];
   own = {.kind = operation.kind,
          .by_device_transport = path_ == Path::kDevice,
+         .wire = static_cast<uint8_t>(operation.memory.wire),
          .root = operation.root,
          .number = num_calls_,
          .size_bytes = operation.memory.size_bytes,
@@ -244,6 +251,7 @@ MaybeFailure CollectiveRounds::ReduceScatter() {
 }
 
 MaybeFailure CollectiveRounds::ReduceRound() {
+  if (IsNarrow()) return ReduceNarrowRound();
   std::byte* const scratch = path_ == Path::kDevice ? device_scratch_.address() : scratch_.data();
   const std::span<std::byte> own = pieces_[static_cast<size_t>(rank_)];
   outgoing_.clear();
@@ -260,6 +268,25 @@ MaybeFailure CollectiveRounds::ReduceRound() {
   return Sum(AsFloats(own.data()), std::ssize(own) / kFloatBytes);
 }
 
+MaybeFailure CollectiveRounds::ReduceNarrowRound() {
+  const DType wire = operation_->memory.wire;
+  const std::span<std::byte> own = pieces_[static_cast<size_t>(rank_)];
+  outgoing_.clear();
+  incoming_.clear();
+  for (int r = 0; r < size_; ++r) {
+    const auto i = static_cast<size_t>(r);
+    Narrow(FloatsOf(pieces_[i]), wire, OutgoingScratch(r));
+    // The own values are rounded too: the sum does not depend on whose part it is.
+    narrow_addends_[i] = r == rank_ ? OutgoingScratch(r) : IncomingScratch(r);
+    if (r == rank_) continue;
+    outgoing_.push_back({r, {OutgoingScratch(r), pieces_[i].size() / 2}});
+    incoming_.push_back({r, {IncomingScratch(r), own.size() / 2}});
+  }
+  FOREBAY_RETURN_FAILURE(Exchange());
+  SumNarrowInRankOrder(narrow_addends_, wire, FloatsOf(own));
+  return std::nullopt;
+}
+
 MaybeFailure CollectiveRounds::AllGather(int sated) {
   const int64_t num_rounds = NumRounds();
   for (int64_t round = 0; round < num_rounds; ++round) {
@@ -272,7 +299,27 @@ MaybeFailure CollectiveRounds::AllGather(int sated) {
   return std::nullopt;
 }
 
+// Of sums, which are rounded already: nothing of them is lost.
+MaybeFailure CollectiveRounds::GatherNarrowRound() {
+  const DType wire = operation_->memory.wire;
+  const std::span<std::byte> own = pieces_[static_cast<size_t>(rank_)];
+  Narrow(FloatsOf(own), wire, OutgoingScratch(rank_));
+  outgoing_.clear();
+  incoming_.clear();
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    outgoing_.push_back({r, {OutgoingScratch(rank_), own.size() / 2}});
+    incoming_.push_back({r, {IncomingScratch(r), pieces_[static_cast<size_t>(r)].size() / 2}});
+  }
+  FOREBAY_RETURN_FAILURE(Exchange());
+  for (const IncomingBytes& item : incoming_) {
+    Widen(item.bytes.data(), wire, FloatsOf(pieces_[static_cast<size_t>(item.rank)]));
+  }
+  return std::nullopt;
+}
+
 MaybeFailure CollectiveRounds::GatherRound(int sated) {
+  if (IsNarrow()) return GatherNarrowRound();
   outgoing_.clear();
   incoming_.clear();
   for (int r = 0; r < size_; ++r) {

@@ -69,6 +69,14 @@ class CollectiveRounds {
   void CutPieces(int64_t round);
   MaybeFailure ReduceRound();
   MaybeFailure GatherRound(int sated);
+  // The same of values that are rounded on their way.
+  MaybeFailure ReduceNarrowRound();
+  MaybeFailure GatherNarrowRound();
+  // Of an all-reduce or a reduce-scatter.
+  bool IsNarrow() const { return operation_->memory.wire != DType::kF32 && size_ > 1; }
+  // What goes to a rank, and comes from it, of this round.
+  std::byte* OutgoingScratch(int rank) { return scratch_.data() + (size_ + rank) * piece_bytes_; }
+  std::byte* IncomingScratch(int rank) { return scratch_.data() + rank * piece_bytes_; }
   MaybeFailure ScatterRound(int root);
   // Between where the pieces lie and the scratch memory, through which they pass; `which`: those of
   // these ranks.
@@ -88,7 +96,8 @@ class CollectiveRounds {
   const int64_t piece_bytes_;
 
   MemoryBudget uncounted_{0};
-  HostBuffer scratch_;  // [2 N, piece_bytes]: what comes in, and copies of device memory
+  // [2 N, piece_bytes]: what comes in; copies of device memory, or what goes out rounded.
+  HostBuffer scratch_;
   DeviceAllocation device_scratch_;  // [N, piece_bytes]: what comes in there
   std::unique_ptr<Stream> stream_;   // of copies
 
@@ -105,6 +114,7 @@ class CollectiveRounds {
   std::vector<OutgoingBytes> outgoing_;
   std::vector<IncomingBytes> incoming_;
   std::vector<const float*> addends_;
+  std::vector<const std::byte*> narrow_addends_;
 
   std::atomic<int64_t> num_calls_{0};
   std::atomic<int64_t> sent_bytes_{0};

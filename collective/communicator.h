@@ -7,7 +7,8 @@
 //     is an error that names both calls.
 //   - A sum is taken in the order of the ranks, 0 first, in fp32: ((v0 + v1) + v2) + ... So its
 //     bits depend on the values and on the number of ranks alone, and an all-reduce is a
-//     reduce-scatter and an all-gather, bit for bit.
+//     reduce-scatter and an all-gather, bit for bit. Values may be rounded to 16 bits on their way
+//     (CollectiveMemory::wire): that changes the sums, and nothing else of this.
 //   - Every wait for another rank ends. A rank that dies, hangs or leaves, or that called Abort,
 //     ends the calls of all others within `timeout_s` with an EnvironmentError that has its number,
 //     its host and, where it could send one, its reason. From then on every call returns that
@@ -26,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 
@@ -45,6 +47,10 @@ struct CollectiveMemory {
   // The layer whose values they are: ranks that name different ones make different calls, also
   // where the sizes are the same. -1: none is named.
   int64_t layer = -1;
+  // Of sums in host memory: each rank's values are rounded to this type, added in fp32 in the order
+  // of the ranks, and the sums are rounded to it too. 16 bits halve the bytes that are moved. One
+  // rank's values are left as they are.
+  DType wire = DType::kF32;
 };
 
 template <typename T>
@@ -55,7 +61,10 @@ CollectiveMemory OnHost(std::span<T> values) {
 }
 
 inline CollectiveMemory OnDevice(void* data, int64_t size_bytes, Event* ready) {
-  return {static_cast<std::byte*>(data), size_bytes, true, ready};
+  return {.data = static_cast<std::byte*>(data),
+          .size_bytes = size_bytes,
+          .on_device = true,
+          .ready = ready};
 }
 
 // Names an operation that was started. Operations are complete in the order of their start.

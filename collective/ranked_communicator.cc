@@ -57,10 +57,12 @@ class RankedCommunicator : public Communicator {
 
   CollectiveTicket StartAllReduce(const CollectiveMemory& values) override {
     FOREBAY_CHECK(values.size_bytes % static_cast<int64_t>(sizeof(float)) == 0);
+    FOREBAY_CHECK(values.wire == DType::kF32 || !values.on_device);
     return Start({.kind = CollectiveKind::kAllReduce, .memory = values});
   }
   CollectiveTicket StartReduceScatter(const CollectiveMemory& values,
                                       std::span<const int64_t> offsets) override {
+    FOREBAY_CHECK(values.wire == DType::kF32 || !values.on_device);
     return Start({.kind = CollectiveKind::kReduceScatter,
                   .memory = values,
                   .offsets = offsets,

@@ -147,10 +147,12 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
                          of_session.offload.grad_dtype, budget));
   if (of_session.ranks != nullptr) {
     FOREBAY_ASSIGN_OR_RETURN(
-        session->sum_,
-        GradientSum::Create(
-            &session->layers_of_caller(), of_session.parts.get(), of_session.ranks, budget,
-            {.tensors_may_lack = of_session.num_open_layers > 0, .device = of_session.device}));
+        session->sum_, GradientSum::Create(&session->layers_of_caller(), of_session.parts.get(),
+                                           of_session.ranks, budget,
+                                           {.bucket_bytes = of_session.offload.reduce_bucket_bytes,
+                                            .wire = of_session.offload.reduce_dtype,
+                                            .tensors_may_lack = of_session.num_open_layers > 0,
+                                            .device = of_session.device}));
   }
   FOREBAY_ASSIGN_OR_RETURN(session->raw_, RawTensors::Create(tensors, budget));
   session->lent_.reserve(2 * tensors->inventory().layers().size());
@@ -461,6 +463,7 @@ absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
     }
     FOREBAY_RETURN_IF_ERROR(HandSum());
     FOREBAY_RETURN_IF_ERROR(sum_->Start(layer, gradient, without_gradient));
+    while (sum_->NeedsGradient()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
   }
   MarkHanded(layer);
   return absl::OkStatus();
@@ -472,16 +475,21 @@ void LayerSession::MarkHanded(int layer) {
 }
 
 absl::Status LayerSession::HandSum() {
-  if (sum_ == nullptr || !sum_->IsUnderWay()) return absl::OkStatus();
+  while (sum_ != nullptr && sum_->IsUnderWay()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
+  return absl::OkStatus();
+}
+
+absl::Status LayerSession::HandPieceOfSum() {
   const Stopwatch watch;
-  const absl::StatusOr<GradientSum::Sum> sum = [&] {
+  const absl::StatusOr<GradientSum::Piece> piece = [&] {
     const TraceScope trace(Activity::kRanks);
     return sum_->Await();
   }();
   own_waits_[Activity::kRanks] += watch.Seconds();
-  FOREBAY_RETURN_IF_ERROR(sum.status());
-  return optimizer_->Hand(sum->layer, LayerGradient{.elems = sum->elems}, *pool_,
-                          sum->without_gradient);
+  FOREBAY_RETURN_IF_ERROR(piece.status());
+  if (piece->elems.empty() && piece->first_elem > 0) return absl::OkStatus();
+  return optimizer_->HandPart(piece->layer, {piece->first_elem, piece->elems}, *pool_,
+                              piece->without_gradient);
 }
 
 // Each rank in turn goes on with the sums where the one before has ended: they are those of whole

@@ -289,8 +289,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status WriteCommit(bool only_raw);
   absl::Status HandOver(int layer, const LayerGradient& gradient,
                         std::span<const int> without_gradient);
-  // The sum over ranks that is under way, if there is one.
+  // What is under way of the sum over ranks, if there is one.
   absl::Status HandSum();
+  absl::Status HandPieceOfSum();
   absl::StatusOr<std::span<const std::byte>> AcquireWhole(int layer);
   // Makes of the sums of squares of this rank's parts, by layer, those of whole layers.
   absl::Status SumOverParts(std::span<double> sums, absl::FunctionRef<void()> add_own);

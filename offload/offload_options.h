@@ -86,6 +86,11 @@ struct OffloadOptions {
   int64_t delay_update_from = 0;
   int update_threads = 0;  // 0: as many as compute
 
+  // Between ranks: memory of the gradients that are being summed at one time; 0: kAutoBucketBytes
+  // (ranks/gradient_sum.h).
+  int64_t reduce_bucket_bytes = 0;
+  DType reduce_dtype = DType::kF32;  // of gradients on their way between ranks; sums are fp32
+
   // Durability.
   Durability durability = Durability::kAuto;
   int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it

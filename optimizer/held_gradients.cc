@@ -194,10 +194,12 @@ absl::Status HeldGradients::PaddingError(int layer, const Padding& padding, int6
 }
 
 // Anything else would creep into the norm and, from there, into every weight.
-absl::Status HeldGradients::CheckPadding(int layer, std::span<const float> gradient) const {
+absl::Status HeldGradients::CheckPadding(int layer, const GradientPart& part) const {
   for (const Padding& padding : paddings_[layer]) {
-    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) {
-      if (gradient[i] != 0) return PaddingError(layer, padding, i, gradient[i]);
+    const int64_t end = std::min(padding.end_elem, part.end_elem());
+    for (int64_t i = std::max(padding.first_elem, part.first_elem); i < end; ++i) {
+      const float value = part.elems[i - part.first_elem];
+      if (value != 0) return PaddingError(layer, padding, i, value);
     }
   }
   return absl::OkStatus();
@@ -215,8 +217,19 @@ absl::Status HeldGradients::CheckPadding(int layer, const RoundedGradient& gradi
 
 absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
                                  std::span<const ElemRange> as_zeros) {
-  FOREBAY_CHECK(static_cast<int64_t>(gradient.size()) == store_->tiles().layer_elems(layer));
-  return TakeLayer(layer, {.elems = gradient, .rounded = {}, .as_zeros = as_zeros}, pool);
+  FOREBAY_CHECK(std::ssize(gradient) == store_->tiles().layer_elems(layer));
+  return HandPart(layer, {0, gradient}, pool, as_zeros);
+}
+
+absl::Status HeldGradients::HandPart(int layer, const GradientPart& part, ThreadPool& pool,
+                                     std::span<const ElemRange> as_zeros) {
+  return Take(layer,
+              {.first_elem = part.first_elem,
+               .end_elem = part.end_elem(),
+               .elems = part.elems.data(),
+               .rounded = {},
+               .as_zeros = as_zeros},
+              pool);
 }
 
 absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
@@ -225,15 +238,28 @@ absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, Thr
   FOREBAY_CHECK(std::ssize(gradient.elems) == num_elems * elem_bytes());
   FOREBAY_CHECK(gradient.block_squares.empty() ||
                 std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
-  return TakeLayer(layer, {.elems = {}, .rounded = gradient, .as_zeros = as_zeros}, pool);
+  return Take(layer, {.end_elem = num_elems, .rounded = gradient, .as_zeros = as_zeros}, pool);
 }
 
-absl::Status HeldGradients::TakeLayer(int layer, const Gradient& gradient, ThreadPool& pool) {
+absl::Status HeldGradients::Take(int layer, const Gradient& gradient, ThreadPool& pool) {
   FOREBAY_CHECK(!handed_[layer]);
+  FOREBAY_CHECK(gradient.first_elem == num_taken_elems_);
+  FOREBAY_CHECK((gradient.end_elem - gradient.first_elem) % kNormBlockElems == 0);
   const TileMap& tiles = store_->tiles();
+  FOREBAY_CHECK(gradient.end_elem <= tiles.layer_elems(layer));
   for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
-    FOREBAY_RETURN_IF_ERROR(RoundTile(tile, gradient, pool));
+    const Tile& t = TileAt(tile);
+    const int64_t end = t.first_elem + t.num_elems;
+    if (end <= gradient.first_elem || t.first_elem >= gradient.end_elem) continue;
+    if (t.first_elem >= gradient.first_elem) {
+      FOREBAY_ASSIGN_OR_RETURN(open_, OpenTile(tile));
+    }
+    Round(tile, gradient, open_.data(), pool);
+    if (end <= gradient.end_elem) CloseTile(tile);
   }
+  num_taken_elems_ = gradient.end_elem;
+  if (num_taken_elems_ < tiles.layer_elems(layer)) return absl::OkStatus();
+  num_taken_elems_ = 0;
   const auto blocks = std::span(block_sums_).first(NumBlocks(layer));
   layer_sums_[layer] = std::accumulate(blocks.begin(), blocks.end(), 0.0);
   if (kept_sums_.size_bytes() > 0) std::ranges::copy(blocks, KeptSums(layer).begin());
@@ -244,13 +270,19 @@ absl::Status HeldGradients::TakeLayer(int layer, const Gradient& gradient, Threa
 void HeldGradients::Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool) {
   const Tile& t = TileAt(tile);
   const bool seals = IsInArea(tile);
-  pool.ParallelFor(NumSealParts(t), [&](int64_t task) {
-    const int64_t end = std::min(t.num_elems, (task + 1) * kSealElems);
-    for (int64_t elem = task * kSealElems; elem < end; elem += kNormBlockElems) {
+  const int64_t begin = std::max<int64_t>(0, gradient.first_elem - t.first_elem);
+  const int64_t end = std::min(t.num_elems, gradient.end_elem - t.first_elem);
+  const int64_t first_task = begin / kSealElems;
+  pool.ParallelFor((end + kSealElems - 1) / kSealElems - first_task, [&](int64_t index) {
+    const int64_t task = first_task + index;
+    const int64_t end_of_task = std::min(t.num_elems, (task + 1) * kSealElems);
+    for (int64_t elem = std::max(begin, task * kSealElems); elem < std::min(end, end_of_task);
+         elem += kNormBlockElems) {
       block_sums_[(t.first_elem + elem) / kNormBlockElems] =
           TakeBlock(gradient, t.first_elem + elem, to + elem * elem_bytes());
     }
-    if (seals) seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
+    if (!seals || end < end_of_task) return;
+    seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
@@ -258,7 +290,8 @@ void HeldGradients::Load(const Gradient& gradient, int64_t first_elem, std::span
   const std::byte* const rounded = gradient.rounded.elems.data();
   for (size_t i = 0; i < to.size(); ++i) {
     const int64_t elem = first_elem + static_cast<int64_t>(i);
-    to[i] = rounded == nullptr ? gradient.elems[elem] : FloatAt(rounded, dtype_, elem);
+    to[i] = rounded == nullptr ? gradient.elems[elem - gradient.first_elem]
+                               : FloatAt(rounded, dtype_, elem);
   }
 }
 
@@ -270,7 +303,8 @@ double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, st
   };
   const RoundedGradient& rounded = gradient.rounded;
   if (!is_in_block() && rounded.elems.empty()) {
-    return arithmetic_->RoundGradient(gradient.elems.data() + first_elem, dtype_, to);
+    return arithmetic_->RoundGradient(gradient.elems + (first_elem - gradient.first_elem), dtype_,
+                                      to);
   }
   if (!is_in_block()) {
     const std::byte* const elems = rounded.elems.data() + first_elem * elem_bytes();
@@ -289,27 +323,26 @@ double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, st
   return arithmetic_->RoundGradient(block.data(), dtype_, to);  // what is rounded stays as it is
 }
 
-absl::Status HeldGradients::RoundTile(int tile, const Gradient& gradient, ThreadPool& pool) {
-  if (!placement_.WaitsForNorm(TileAt(tile).layer)) {
+absl::StatusOr<std::span<std::byte>> HeldGradients::OpenTile(int tile) {
+  const int layer = TileAt(tile).layer;
+  if (!placement_.WaitsForNorm(layer)) {
     FOREBAY_CHECK(sink_ != nullptr);
-    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> buffer, sink_->Buffer(tile));
-    Round(tile, gradient, buffer.data(), pool);
-    sink_->Take();
-    return absl::OkStatus();
+    return sink_->Buffer(tile);
   }
-  if (!IsSpilled(TileAt(tile).layer)) {
-    const std::span<std::byte> place = HostPlace(tile);
-    Round(tile, gradient, place.data(), pool);
-    if (IsInArea(tile)) StartSpill(tile, place, host_spills_[tile]);
-    return absl::OkStatus();
+  if (!IsSpilled(layer)) return HostPlace(tile);
+  FOREBAY_RETURN_IF_ERROR(AwaitSpill(spills_[next_staging_]));
+  return staging_[next_staging_].first(Bytes(TileAt(tile)));
+}
+
+void HeldGradients::CloseTile(int tile) {
+  const int layer = TileAt(tile).layer;
+  if (!placement_.WaitsForNorm(layer)) return sink_->Take();
+  if (!IsSpilled(layer)) {
+    if (IsInArea(tile)) StartSpill(tile, open_, host_spills_[tile]);
+    return;
   }
-  const int slot = next_staging_;
-  FOREBAY_RETURN_IF_ERROR(AwaitSpill(spills_[slot]));
-  const std::span<std::byte> buffer = staging_[slot].first(Bytes(TileAt(tile)));
-  Round(tile, gradient, buffer.data(), pool);
-  StartSpill(tile, buffer, spills_[slot]);
-  next_staging_ = (slot + 1) % static_cast<int>(staging_.size());
-  return absl::OkStatus();
+  StartSpill(tile, open_, spills_[next_staging_]);
+  next_staging_ = (next_staging_ + 1) % static_cast<int>(staging_.size());
 }
 
 void HeldGradients::StartSpill(int tile, std::span<std::byte> buffer, Spill& spill) {
@@ -337,7 +370,7 @@ void HeldGradients::AwaitAllSpills() {
 }
 
 bool HeldGradients::AnyHanded() const {
-  return std::ranges::count(handed_, 0) < static_cast<int64_t>(handed_.size());
+  return num_taken_elems_ > 0 || std::ranges::count(handed_, 0) < std::ssize(handed_);
 }
 
 absl::Status HeldGradients::Finish() {
@@ -358,6 +391,7 @@ absl::Status HeldGradients::Finish() {
 
 void HeldGradients::Abandon() {
   AwaitAllSpills();
+  num_taken_elems_ = 0;
   std::fill(handed_.begin(), handed_.end(), 0);
 }
 

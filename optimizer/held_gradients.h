@@ -52,6 +52,14 @@ struct RoundedGradient {
   std::span<const double> block_squares = {};
 };
 
+// Elements of a layer's gradient from `first_elem` on, which is a multiple of kNormBlockElems; so
+// is their number.
+struct GradientPart {
+  int64_t first_elem = 0;
+  std::span<const float> elems;
+  int64_t end_elem() const { return first_elem + std::ssize(elems); }
+};
+
 // Takes the rounded gradients of tiles that wait nowhere (Placement::WaitsForNorm).
 class GradientSink {
  public:
@@ -105,7 +113,7 @@ class HeldGradients {
   // `on_its_way`: a layer that counts as handed over; -1: none.
   absl::Status CheckHand(int layer, size_t num_elems, int on_its_way = -1) const;
   // UsageError where the padding of a layer's gradient is not zero.
-  absl::Status CheckPadding(int layer, std::span<const float> gradient) const;
+  absl::Status CheckPadding(int layer, const GradientPart& part) const;
   absl::Status CheckPadding(int layer, const RoundedGradient& gradient) const;
   // As OffloadedOptimizer::Hand. `as_zeros`: elements that are held as zero whatever they are, in
   // order. Requires: CheckHand and CheckPadding.
@@ -114,6 +122,10 @@ class HeldGradients {
   // The same of one that was rounded elsewhere, to dtype().
   absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                     std::span<const ElemRange> as_zeros = {});
+  // The same of a part of it. Parts come from the first to the last, with nothing else between
+  // them; the last one completes the layer.
+  absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
+                        std::span<const ElemRange> as_zeros = {});
   // Whether any layer was handed over since Finish, Recover or Abandon.
   bool AnyHanded() const;
   // Waits until the gradients of the area are written. UsageError names the first layer that was
@@ -161,24 +173,29 @@ class HeldGradients {
     IoOp op;
     int layer = 0;  // for messages
   };
-  // A layer's, which is rounded already or is not.
+  // A layer's elements [first_elem, end_elem), which are rounded already or are not.
   struct Gradient {
-    std::span<const float> elems;
-    RoundedGradient rounded;
+    int64_t first_elem = 0;
+    int64_t end_elem = 0;
+    const float* elems = nullptr;
+    RoundedGradient rounded;  // of the whole layer
     std::span<const ElemRange> as_zeros;
   };
   size_t NumBlocks(int layer) const;
   std::span<double> KeptSums(int layer) const;
-  absl::Status TakeLayer(int layer, const Gradient& gradient, ThreadPool& pool);
+  absl::Status Take(int layer, const Gradient& gradient, ThreadPool& pool);
   absl::Status PaddingError(int layer, const Padding& padding, int64_t elem, float value) const;
-  // Brings the tile's part of its layer's gradient, rounded, to `to`, fills its blocks' sums, and
-  // takes the checksums of what goes to the area.
+  // Brings what there is of the tile, rounded, to its place in `to`, fills its blocks' sums, and
+  // takes the checksums of what goes to the area and is complete.
   void Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool);
   // Gives the sum of squares of the block that begins at `first_elem` of the layer.
   double TakeBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const;
   // The elements from there on, as they are.
   void Load(const Gradient& gradient, int64_t first_elem, std::span<float> to) const;
-  absl::Status RoundTile(int tile, const Gradient& gradient, ThreadPool& pool);
+  // Where the tile's rounded gradient goes; waits until there is room.
+  absl::StatusOr<std::span<std::byte>> OpenTile(int tile);
+  // All of the tile is there: it goes on to where it waits.
+  void CloseTile(int tile);
   void StartSpill(int tile, std::span<std::byte> buffer, Spill& spill);
   absl::Status AwaitSpill(Spill& spill);
   void AwaitAllSpills();
@@ -205,6 +222,8 @@ class HeldGradients {
   std::vector<Spill> spills_;       // by staging buffer
   std::vector<Spill> host_spills_;  // by tile, from host memory; empty with kSpilled
   int next_staging_ = 0;
+  int64_t num_taken_elems_ = 0;     // of the layer whose parts are being handed over
+  std::span<std::byte> open_;       // of the tile that was begun last
   absl::Status failure_;            // of a spill
   std::vector<double> block_sums_;  // of the layer being handed over
   HostBuffer kept_sums_;            // of all layers, one after another; empty: none are kept

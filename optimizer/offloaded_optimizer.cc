@@ -55,36 +55,60 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
 }
 
 // Requires: the gradient fits, as Hand has checked.
-template <typename Gradient>
-absl::Status OffloadedOptimizer::Impl::TakeGradient(int layer, const Gradient& gradient,
-                                                    ThreadPool& compute,
-                                                    std::span<const int> without_gradient) {
+absl::Status OffloadedOptimizer::Impl::BeginTaking(int layer,
+                                                   std::span<const int> without_gradient) {
   ChooseHalf();
   // Updates beside the passes have the staging buffers to themselves.
   if (speculation == nullptr && delays == nullptr) staged->ReadEarly(due_tiles);
   if (delayed_is_pending && !gradients->IsSpilled(layer)) {
     FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
   }
-  const std::span<const ElemRange> as_zeros = tensors->Hand(layer, without_gradient);
-  const bool is_speculated = speculates && !placement.WaitsForNorm(layer);
-  if (is_speculated) tensors->Prepare(layer);  // before its first tile is taken
+  tensors->Hand(layer, without_gradient);
+  if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
+  tensors->Prepare(layer);  // before its first tile is taken
   // Before: where it fails, some tiles of the layer may be updated, and have to be undone.
-  if (is_speculated) ++num_speculated;
-  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, as_zeros));
+  ++num_speculated;
+  return absl::OkStatus();
+}
+
+void OffloadedOptimizer::Impl::EndTaking(int layer) {
   const double sum_of_squares = gradients->sum_of_squares(layer);
   const bool is_finite = std::isfinite(sum_of_squares);
   if (!is_finite && first_nonfinite_layer < 0) first_nonfinite_layer = layer;
   handed_squares += sum_of_squares;
   if (speculates && !(handed_squares <= most_squares)) speculation->Decline();
+}
+
+absl::Status OffloadedOptimizer::Impl::TakeRounded(int layer, const RoundedGradient& gradient,
+                                                   ThreadPool& compute,
+                                                   std::span<const int> without_gradient) {
+  FOREBAY_RETURN_IF_ERROR(BeginTaking(layer, without_gradient));
+  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, tensors->AsZeros()));
+  EndTaking(layer);
   return absl::OkStatus();
 }
 
 absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
                                       std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.size(), without_gradient));
-  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
-  FOREBAY_RETURN_IF_ERROR(impl_->Land());
-  return impl_->TakeGradient(layer, gradient, pool, without_gradient);
+  return HandPart(layer, {0, gradient}, pool, without_gradient);
+}
+
+absl::Status OffloadedOptimizer::HandPart(int layer, const GradientPart& part, ThreadPool& pool,
+                                          std::span<const int> without_gradient) {
+  const int64_t num_elems = impl_->tiles.layer_elems(layer);
+  if (part.first_elem == 0) {
+    FOREBAY_RETURN_IF_ERROR(
+        impl_->CheckHand(layer, static_cast<size_t>(num_elems), without_gradient));
+  }
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, part));
+  if (part.first_elem == 0) {
+    FOREBAY_RETURN_IF_ERROR(impl_->Land());
+    FOREBAY_RETURN_IF_ERROR(impl_->BeginTaking(layer, without_gradient));
+  }
+  FOREBAY_RETURN_IF_ERROR(impl_->gradients->HandPart(layer, part, pool, impl_->tensors->AsZeros()));
+  if (part.end_elem() == num_elems) impl_->EndTaking(layer);
+  return absl::OkStatus();
 }
 
 absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
@@ -93,7 +117,7 @@ absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, num_elems, without_gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->Land());
-  return impl_->TakeGradient(layer, gradient, pool, without_gradient);
+  return impl_->TakeRounded(layer, gradient, pool, without_gradient);
 }
 
 absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
@@ -122,7 +146,7 @@ absl::Status OffloadedOptimizer::Impl::Land() {
   on_its_way = {};
   FOREBAY_ASSIGN_OR_RETURN(const RoundedGradient gradient, landing->Land());
   FOREBAY_RETURN_IF_ERROR(gradients->CheckPadding(layer, gradient));
-  return TakeGradient(layer, gradient, *compute, {});
+  return TakeRounded(layer, gradient, *compute, {});
 }
 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is

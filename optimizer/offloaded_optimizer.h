@@ -163,6 +163,11 @@ class OffloadedOptimizer : public TileUpdater {
   // The same of one whose elements, in RAM, are of the options' gradient_dtype already.
   absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                     std::span<const int> without_gradient = {});
+  // The same of a part of one. The parts of a layer come from the first to the last, each with the
+  // same `without_gradient`, and nothing is handed over between them; a layer of no elements has
+  // one. Requires: the layer exists.
+  absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
+                        std::span<const int> without_gradient = {});
 
   // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.

@@ -54,10 +54,11 @@ struct OffloadedOptimizer::Impl {
   absl::Status EndSpeculation(bool& complete);
   absl::Status SumOverParts();
   absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
-  // `gradient`: a span of floats, or a RoundedGradient.
-  template <typename Gradient>
-  absl::Status TakeGradient(int layer, const Gradient& gradient, ThreadPool& compute,
-                            std::span<const int> without_gradient);
+  // What comes before the first part of a layer's gradient, and behind its last one.
+  absl::Status BeginTaking(int layer, std::span<const int> without_gradient);
+  void EndTaking(int layer);
+  absl::Status TakeRounded(int layer, const RoundedGradient& gradient, ThreadPool& compute,
+                           std::span<const int> without_gradient);
   // Takes the gradient that is on its way, where one is.
   absl::Status Land();
   absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,

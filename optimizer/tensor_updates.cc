@@ -86,13 +86,12 @@ absl::Status TensorUpdates::CheckHand(int layer, std::span<const int> without_gr
   return absl::OkStatus();
 }
 
-std::span<const ElemRange> TensorUpdates::Hand(int layer, std::span<const int> without_gradient) {
+void TensorUpdates::Hand(int layer, std::span<const int> without_gradient) {
   for (const int tensor : without_gradient) without_[tensor] = 1;
   as_zeros_.clear();
   for (const GroupRun& run : tensor_runs_[layer]) {
     if (WillBeLeftAlone(run.tensor)) as_zeros_.push_back({run.first_elem, run.end_elem});
   }
-  return as_zeros_;
 }
 
 std::vector<uint8_t> TensorUpdates::LeftAlone() const {

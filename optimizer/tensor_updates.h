@@ -37,9 +37,10 @@ class TensorUpdates {
   // ---- The step that is handed over.
   // UsageError where `without_gradient` names what is no tensor of the layer.
   absl::Status CheckHand(int layer, std::span<const int> without_gradient) const;
-  // Returns the elements of the layer whose gradients count as zero, in order, valid until the next
-  // call. Requires: CheckHand.
-  std::span<const ElemRange> Hand(int layer, std::span<const int> without_gradient);
+  // Requires: CheckHand.
+  void Hand(int layer, std::span<const int> without_gradient);
+  // The elements of the layer that was handed over last whose gradients count as zero, in order.
+  std::span<const ElemRange> AsZeros() const { return as_zeros_; }
   // By tensor, whether an update of what was handed over leaves it alone.
   std::vector<uint8_t> LeftAlone() const;
   // Another process handed gradients over, but none of these tensors.

@@ -130,7 +130,9 @@ void EmbeddedRun::Abort(const absl::Status& why) {
 std::vector<PlanTerm> EmbeddedRun::RankTerms() const {
   if (options_.ranks == nullptr) return {};
   std::vector<PlanTerm> terms = {
-      {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory_), 0, ""}};
+      {"sum of gradients over ranks (fp32)",
+       GradientSum::ChargedBytes(inventory_, num_ranks(), options_.offload.reduce_bucket_bytes), 0,
+       "reduce_bucket_bytes"}};
   if (parts_ == nullptr) return terms;
   const DType weights = WeightDType(options_.offload.layout);
   terms.push_back({"weights of all ranks",
@@ -395,6 +397,8 @@ absl::Status EmbeddedRun::AgreeOnOptions() const {
   return AgreeOnSettings(
       {{"the model (names, shapes and groups of its tensors)", names.Hex()},
        {"zero_stage", options_.zero_stage},
+       {"reduce_bucket_bytes", options_.offload.reduce_bucket_bytes},
+       {"reduce_dtype", NameOf(options_.offload.reduce_dtype)},
        {"weights", NameOf(WeightDType(offload.layout))},
        {"gradients that wait", NameOf(offload.grad_dtype)},
        {"optimizer", NameOf(offload.optimizer)},

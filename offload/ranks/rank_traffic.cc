@@ -25,26 +25,26 @@ void AddAllGather(const Divided& vector, int64_t bytes_per_elem, RankTraffic& tr
 
 }  // namespace
 
-RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks) {
+RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks, DType wire) {
   RankTraffic traffic;
   for (const LayerSpec& layer : whole.layers()) {
     if (layer.raw) continue;
     const Divided gradient = {layer.num_elems, EvenParts(layer.num_elems, num_ranks)[1], num_ranks};
-    AddReduceScatter(gradient, sizeof(float), traffic);
-    AddAllGather(gradient, sizeof(float), traffic);
+    AddReduceScatter(gradient, SizeOf(wire), traffic);
+    AddAllGather(gradient, SizeOf(wire), traffic);
   }
   return traffic;
 }
 
 RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights,
-                           std::span<const int> gathers) {
+                           std::span<const int> gathers, DType wire) {
   const auto divided = [&](int layer) {
     const std::span<const int64_t> offsets = parts.Offsets(layer);
     return Divided{offsets.back(), offsets[rank + 1] - offsets[rank], parts.num_parts()};
   };
   RankTraffic traffic;
   for (int layer = 0; layer < parts.whole().num_layers(); ++layer) {
-    AddReduceScatter(divided(layer), sizeof(float), traffic);
+    AddReduceScatter(divided(layer), SizeOf(wire), traffic);
   }
   for (const int layer : gathers) {
     AddAllGather(divided(layer), SizeOf(weights), traffic);

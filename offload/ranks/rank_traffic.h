@@ -18,12 +18,13 @@ struct RankTraffic {
 };
 
 // For each of `num_ranks` that have the whole state: (N-1)/N times twice the gradients, either way.
-RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks);
+// `wire`: of gradients on their way.
+RankTraffic TrafficOfSums(const Inventory& whole, int num_ranks, DType wire = DType::kF32);
 
 // For rank `rank`, which has that part: about (N-1)/N times the gradients, and the weights of the
 // layers that a step gathers, each as often as it stands in `gathers`. `weights`: as they are
 // stored.
 RankTraffic TrafficOfParts(const InventoryParts& parts, int rank, DType weights,
-                           std::span<const int> gathers);
+                           std::span<const int> gathers, DType wire = DType::kF32);
 
 }  // namespace forebay

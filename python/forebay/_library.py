@@ -46,7 +46,8 @@ class LayersOptions(ctypes.Structure):
                 ("durability", c_int32), ("commit_every", c_int64), ("engine", c_int32), ("num_threads", c_int32),
                 ("pass_", c_int32), ("num_open_layers", c_int32), ("num_window_layers", c_int32),
                 ("update_in_backward", c_int32), ("tile_elems", c_int64), ("device", c_int32),
-                ("device_index", c_int32), ("ranks", c_void_p), ("zero_stage", c_int32), ("reserved", c_int32)]
+                ("device_index", c_int32), ("ranks", c_void_p), ("zero_stage", c_int32), ("reduce_dtype", c_int32),
+                ("reduce_bucket_bytes", c_int64)]
 
 
 class RanksOptions(ctypes.Structure):
@@ -161,6 +162,8 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_ranks_connect": (POINTER(RanksOptions), _OUT),
     "forebay_ranks_barrier": (_P,),
     "forebay_ranks_sum": (_P, _P, c_size_t),
+    "forebay_ranks_sum_parts": (_P, _P, POINTER(c_int64)),
+    "forebay_ranks_gather_parts": (_P, _P, POINTER(c_int64)),
     "forebay_ranks_broadcast": (_P, _P, c_size_t, c_int32),
     _LAYERS + "new": (POINTER(LayersOptions), _P, _OUT),
     _LAYERS + "plan_json": (_P, _OUT),

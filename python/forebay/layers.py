@@ -84,7 +84,10 @@ class Layers(Owned):
     from the last to the first; `fill` takes what rank 0 gives, and raw tensors are each rank's own; `folders` are the
     same of all, and each rank has its own in them; a commit is made by all ranks or by none. zero_stage: as ZeRO has
     it: 0: each rank has the whole state; 1 to 3: its part of it, and the weights of a layer are gathered once in a step
-    (1, 2) or whenever it is acquired (3).
+    (1, 2) or whenever it is acquired (3). reduce_bucket_bytes: of the gradients that are being summed at one time, a
+    constant however large layers are; 0: 1 GiB, or as much as the largest layer. reduce_dtype: of gradients on their
+    way between ranks: "bf16" and "f16" halve the bytes, and round each rank's gradients, which are added in fp32, and
+    the sums.
 
     device: where leases lie: "cpu" (RAM), or "cuda:0" and so on. On a GPU there is a window of num_window_layers places
     (0: 4; 3 at least), each as large as the largest layer; `plan` says its "device_bytes". EnvironmentProblem: the
@@ -103,7 +106,8 @@ class Layers(Owned):
                  gradients_tier: str = "auto", durability: str = "auto", commit_every: int = 0, engine: str = "auto",
                  num_threads: int = 0, pass_: str = "forward_backward", num_open_layers: int = 0,
                  num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0, device: str = "cpu",
-                 ranks: Ranks | None = None, zero_stage: int = 0, _worker: Worker | None = None) -> None:
+                 ranks: Ranks | None = None, zero_stage: int = 0, reduce_bucket_bytes: int = 0,
+                 reduce_dtype: str = "f32", _worker: Worker | None = None) -> None:
         paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
         if folder_weights is not None and len(folder_weights) != len(paths):
             raise UsageError(f"forebay: {len(folder_weights)} folder_weights for {len(paths)} folders. Give one each.")
@@ -125,7 +129,8 @@ class Layers(Owned):
             pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
             num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems,
             device=self._cuda is not None, device_index=self._cuda or 0,
-            ranks=None if ranks is None else ranks._use(), zero_stage=zero_stage)
+            ranks=None if ranks is None else ranks._use(), zero_stage=zero_stage,
+            reduce_bucket_bytes=reduce_bucket_bytes, reduce_dtype=index_of(DTYPES, reduce_dtype, "reduce_dtype"))
         handle = c_void_p()
         self._worker = Worker() if _worker is None else _worker  # the thread of an object around this one
         if ranks is not None:

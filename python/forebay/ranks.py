@@ -7,8 +7,8 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Callable
-from ctypes import c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_int64, c_void_p
 from typing import ClassVar, TypeVar
 
 from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib
@@ -91,6 +91,29 @@ class Ranks(Owned):
 
     def _sum(self, pinned: Pinned) -> None:
         call(lib.forebay_ranks_sum, self._use(), pinned.address, pinned.num_bytes // 4)
+
+    def sum_parts(self, values: Buffer, offsets: Sequence[int]) -> None:
+        """As sum, but rank r gets part r alone, which is [offsets[r], offsets[r + 1]) of the values: half of what sum
+        moves. The other parts stay as they were. offsets: size + 1 of them, ascending from 0 to the number of values,
+        the same on all ranks."""
+        pinned = Pinned(values, writable=True)
+        self._worker.run(self._in_parts, lib.forebay_ranks_sum_parts, pinned, self._checked(offsets, pinned, 4))
+
+    def gather_parts(self, data: Buffer, offsets: Sequence[int]) -> None:
+        """data: contiguous, as many bytes on each rank: part r becomes that of rank r. offsets: as of sum_parts, in
+        bytes."""
+        pinned = Pinned(data, writable=True)
+        self._worker.run(self._in_parts, lib.forebay_ranks_gather_parts, pinned, self._checked(offsets, pinned, 1))
+
+    def _checked(self, offsets: Sequence[int], pinned: Pinned, unit: int) -> list[int]:
+        if len(offsets) != self.size + 1 or offsets[-1] * unit != pinned.num_bytes:
+            raise UsageError(f"forebay: {len(offsets)} offsets, up to {offsets[-1] if offsets else 'none'}, for the "
+                             f"parts of {self.size} ranks in {pinned.num_bytes} bytes. Give one more than there are "
+                             "ranks, from 0 to the end.")
+        return list(offsets)
+
+    def _in_parts(self, function: Callable[..., int], pinned: Pinned, offsets: list[int]) -> None:
+        call(function, self._use(), pinned.address, (c_int64 * len(offsets))(*offsets))
 
     def broadcast(self, data: Buffer, root: int = 0) -> None:
         """data: contiguous, as many bytes on each rank: they become those of rank `root`."""

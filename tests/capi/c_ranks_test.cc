@@ -134,6 +134,28 @@ TEST(CRanks, AddUp) {
   });
 }
 
+TEST(CRanks, AddUpAndGatherParts) {
+  OnRanks(2, [](forebay_ranks* ranks, int32_t rank) {
+    const std::vector<int64_t> offsets = {0, 1, 3};
+    std::vector<float> values = {1, 2, 4};
+    const auto sum = [&](const int64_t* parts) {
+      return Do([&](char** m) { return forebay_ranks_sum_parts(ranks, values.data(), parts, m); });
+    };
+    EXPECT_THAT(sum(offsets.data()), IsOk());
+    EXPECT_EQ(values, rank == 0 ? std::vector<float>({2, 2, 4}) : std::vector<float>({1, 4, 8}));
+    std::string bytes = rank == 0 ? "a--" : "-bc";
+    EXPECT_THAT(Do([&](char** m) {
+                  return forebay_ranks_gather_parts(ranks, bytes.data(), offsets.data(), m);
+                }),
+                IsOk());
+    EXPECT_EQ(bytes, "abc");
+    const std::vector<int64_t> falling = {0, 2, 1}, late = {1, 1, 3};
+    EXPECT_THAT(sum(falling.data()), Is(FOREBAY_USAGE, "offsets of parts begin at 0"));
+    EXPECT_THAT(sum(late.data()), Is(FOREBAY_USAGE, "offsets of parts begin at 0"));
+    EXPECT_THAT(sum(nullptr), Is(FOREBAY_USAGE, "offsets"));
+  });
+}
+
 TEST(CRanks, OneThatDoesNotComeIsNamed) {
   const int32_t port = FreePort();
   forebay_ranks* ranks = nullptr;

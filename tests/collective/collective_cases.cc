@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "forebay/base/bfloat16.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/hash.h"
 #include "forebay/tests/collective/rank_group.h"
@@ -80,6 +81,53 @@ void ReduceScatterAddsTheOwnPartAlone(Communicator& ranks) {
       ASSERT_EQ(ranks.ReduceScatter(values, offsets), absl::OkStatus());
       EXPECT_EQ(Bits(values), Bits(expected)) << size << ", parts of seed " << seed;
     }
+  }
+}
+
+// Among them are values and sums that are too large for fp16.
+std::vector<float> RoundedSumOf(int num_ranks, int64_t size, DType wire) {
+  const auto round = [&](float& value) {
+    value =
+        wire == DType::kBF16 ? Bf16ToFloat(FloatToBf16(value)) : Fp16ToFloat(FloatToFp16(value));
+  };
+  std::vector<float> sum(static_cast<size_t>(size));
+  for (int r = 0; r < num_ranks; ++r) {
+    std::vector<float> values = ValuesOf(r, size);
+    std::ranges::for_each(values, round);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] = r == 0 ? values[i] : sum[i] + values[i];
+  }
+  std::ranges::for_each(sum, round);
+  return sum;
+}
+
+void SumsAsOf16BitsAreTheSameOnAllAndMoveHalfTheBytes(Communicator& ranks) {
+  constexpr int64_t kSize = 5003;
+  const auto sent_bytes = [&](DType wire, bool in_parts) {
+    std::vector<float> values = ValuesOf(ranks.rank(), kSize);
+    const std::vector<int64_t> offsets =
+        in_parts ? EvenParts(kSize, ranks.size()) : std::vector<int64_t>();
+    CollectiveMemory memory = OnHost(std::span(values));
+    memory.wire = wire;
+    const int64_t before = ranks.traffic().sent_bytes;
+    EXPECT_EQ(ranks.Await(in_parts ? ranks.StartReduceScatter(memory, offsets)
+                                   : ranks.StartAllReduce(memory)),
+              absl::OkStatus());
+    if (wire == DType::kF32) return ranks.traffic().sent_bytes - before;
+    std::vector<float> expected = ValuesOf(ranks.rank(), kSize);
+    const std::vector<float> sum = RoundedSumOf(ranks.size(), kSize, wire);
+    const auto own = static_cast<size_t>(ranks.rank());
+    if (ranks.size() > 1) {  // one alone keeps its values
+      const int64_t begin = in_parts ? offsets[own] : 0;
+      const int64_t end = in_parts ? offsets[own + 1] : kSize;
+      std::copy(sum.begin() + begin, sum.begin() + end, expected.begin() + begin);
+    }
+    EXPECT_EQ(Bits(values), Bits(expected)) << NameOf(wire) << ", in parts: " << in_parts;
+    return ranks.traffic().sent_bytes - before;
+  };
+  for (const bool in_parts : {false, true}) {
+    const int64_t in_fp32 = sent_bytes(DType::kF32, in_parts);
+    EXPECT_EQ(2 * sent_bytes(DType::kBF16, in_parts), in_fp32);
+    EXPECT_EQ(2 * sent_bytes(DType::kF16, in_parts), in_fp32);
   }
 }
 
@@ -225,6 +273,8 @@ const std::vector<CollectiveCase>& CollectiveCases() {
   static const auto* const cases = new std::vector<CollectiveCase>{
       {"AllReduceAddsInTheOrderOfTheRanks", AllReduceAddsInTheOrderOfTheRanks},
       {"ReduceScatterAddsTheOwnPartAlone", ReduceScatterAddsTheOwnPartAlone},
+      {"SumsAsOf16BitsAreTheSameOnAllAndMoveHalfTheBytes",
+       SumsAsOf16BitsAreTheSameOnAllAndMoveHalfTheBytes},
       {"AllReduceIsReduceScatterAndAllGather", AllReduceIsReduceScatterAndAllGather},
       {"AllGatherBringsEveryPart", AllGatherBringsEveryPart},
       {"BroadcastBringsTheRootsBytes", BroadcastBringsTheRootsBytes},

@@ -28,20 +28,21 @@ using testing::HasSubstr;
 
 // Layers and tensors of awkward sizes, tiles that divide nothing, gradients anywhere.
 struct RandomCase {
-  explicit RandomCase(uint64_t seed) : rng(seed) {
+  // `scale`: of tensors; tiles grow with it beyond what has one checksum.
+  explicit RandomCase(uint64_t seed, int64_t scale = 1) : rng(seed) {
     const int num_layers = 1 + Draw(6);
     for (int layer = 0; layer < num_layers; ++layer) {
       const std::string name = "layers." + std::to_string(layer);
       inventory.BeginLayer(name);
       const int num_tensors = 1 + Draw(5);
       for (int tensor = 0; tensor < num_tensors; ++tensor) {
-        Shape shape = {1 + Draw(131)};
+        Shape shape = {scale * (1 + Draw(131))};
         if (Draw(2) == 0) shape.push_back(1 + Draw(97));
         inventory.Add(name + "." + std::to_string(tensor), shape, 0, Draw(2) == 0);
       }
       placement.gradients.push_back(Draw(3) == 0 ? Tier::kHost : Tier::kNvme);
     }
-    tile_elems = kLayerAlignElems * (1 + Draw(5));
+    tile_elems = scale * scale * kLayerAlignElems * (1 + Draw(5));
     dtype = std::array{DType::kBF16, DType::kF16, DType::kF32}[Draw(3)];
     area = Draw(2) == 0 ? GradientArea::kSpilled : GradientArea::kAll;
     for (int stripes = 1 + Draw(3); stripes > 0; --stripes) stripe_weights.push_back(1 + Draw(3));
@@ -90,9 +91,9 @@ TEST(PlaceGradients, TilesLieInWholeBlocksWithoutOverlapsOrHolesUpToTheEnd) {
 
 // Gradients of one random case in a store of its own.
 struct HeldCase {
-  explicit HeldCase(uint64_t case_seed)
+  explicit HeldCase(uint64_t case_seed, int64_t scale = 1)
       : seed(case_seed),
-        random(case_seed),
+        random(case_seed, scale),
         tiles(random.inventory, Layout::kBf16, random.tile_elems, random.stripe_weights),
         places(PlaceGradients(random.placement, tiles, random.elem_bytes(), random.area)),
         tile_bytes(random.tile_elems * random.elem_bytes()) {
@@ -138,6 +139,20 @@ struct HeldCase {
   void HandAll(HeldGradients& held) {
     for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
       ASSERT_EQ(held.Hand(layer, gradients[layer], pool), absl::OkStatus());
+    }
+    ASSERT_EQ(held.Finish(), absl::OkStatus());
+  }
+
+  void HandAllInParts(HeldGradients& held, int64_t part_blocks) {
+    for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
+      const std::span<const float> whole = gradients[layer];
+      for (size_t first = 0; first < whole.size();) {
+        const auto size = static_cast<size_t>(part_blocks++ % 7 * kNormBlockElems);
+        const auto part = whole.subspan(first, std::min(whole.size() - first, size));
+        ASSERT_EQ(held.HandPart(layer, {static_cast<int64_t>(first), part}, pool),
+                  absl::OkStatus());
+        first += part.size();
+      }
     }
     ASSERT_EQ(held.Finish(), absl::OkStatus());
   }
@@ -204,6 +219,29 @@ TEST(HeldGradients, GivesBackEveryGradientFromAnAreaOfExactlyTheAnnouncedSize) {
     if (testing::Test::HasFatalFailure()) return;
   }
   EXPECT_GT(num_spilled, 50);
+}
+
+TEST(HeldGradients, AreTheSameWhereTheyComeInParts) {
+  int num_spilled = 0;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    SCOPED_TRACE(seed);
+    HeldCase c(seed, /*scale=*/seed % 2 == 0 ? 1 : 5);
+    c.MakeStore();
+    const auto whole = c.MakeHeld();
+    c.HandAll(*whole);
+    const auto held = c.MakeHeld();
+    // A pass that ends in the midst of a layer leaves nothing behind.
+    const std::span<const float> first = c.gradients[0];
+    ASSERT_EQ(held->HandPart(0, {0, first.first(kNormBlockElems)}, c.pool), absl::OkStatus());
+    held->Abandon();
+    c.HandAllInParts(*held, static_cast<int64_t>(seed));
+    c.ExpectHolds(*held, num_spilled);
+    for (int layer = 0; layer < c.random.inventory.num_layers(); ++layer) {
+      EXPECT_EQ(held->sum_of_squares(layer), whole->sum_of_squares(layer)) << layer;
+    }
+    if (testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(num_spilled, 20);
 }
 
 // Calls `test` with several cases that keep all their gradients in the area, handed there.

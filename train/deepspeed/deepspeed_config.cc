@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::array kDeepSpeedSchedules = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
                                             "OneCycle", "LRRangeTest"};
+constexpr std::array kWireTypes = {"fp32", "bf16", "fp16"};
 constexpr std::array kOffloadDevices = {"none", "cpu", "nvme"};
 
 // Keys that forebay.deepspeed uses, and a program that trains by itself does not need.
@@ -194,7 +195,31 @@ class Translation {
       if (std::ranges::find(folders, Json(folder)) == folders.end()) folders.push_back(folder);
     }
     if (!folders.empty()) Section("offload")["nvme"] = folders;
+    FOREBAY_RETURN_IF_ERROR(Buckets(zero));
+    FOREBAY_RETURN_IF_ERROR(Wire());
     return stage;
+  }
+
+  absl::Status Buckets(const Json& zero) {
+    const Json elems = zero.value("reduce_bucket_size", Json("auto"));
+    if (elems == "auto") return absl::OkStatus();
+    FOREBAY_ASSIGN_OR_RETURN(
+        const int64_t number,
+        WholeOf(elems, "zero_optimization.reduce_bucket_size", 1, int64_t{1} << 40));
+    // Gradients are fp32. Less than this is no bucket here.
+    Section("offload")["reduce_bucket"] = std::max(number * 4, int64_t{1} << 20);
+    return absl::OkStatus();
+  }
+
+  absl::Status Wire() {
+    const Json given = document_.value("communication_data_type", Json());
+    if (given.is_null()) return absl::OkStatus();
+    if (std::ranges::find(kWireTypes, given) == kWireTypes.end()) {
+      return UsageError(fmt::format("communication_data_type is {}, and has to be one of: {}.",
+                                    given.dump(), fmt::join(kWireTypes, ", ")));
+    }
+    Section("offload")["reduce_dtype"] = given;
+    return absl::OkStatus();
   }
 
   absl::Status Precision(int64_t stage) {

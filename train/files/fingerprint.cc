@@ -84,6 +84,7 @@ Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const Packe
                           "precision",
                           "layout",
                           "grad_dtype",
+                          "reduce_dtype",
                           "activations_dtype",
                           "loss_scaling",
                           "loss_scale",

@@ -273,6 +273,15 @@ std::vector<OptionSpec> RankRows() {
       Whole<int>("offload", "zero_stage", &O::zero_stage, 0, 3,
                  "what ranks divide among them, as ZeRO counts; 0: the data alone, each rank has "
                  "the whole state"),
+      Choice<DType>(
+          "offload", "reduce_dtype", &O::reduce_dtype,
+          {{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}},
+          "of gradients on their way between ranks. bf16 and fp16 halve the bytes and change the "
+          "result: each rank's gradients are rounded, added in fp32, and the sums rounded"),
+      Memory(
+          "offload", "reduce_bucket", &O::reduce_bucket_bytes,
+          "gradients (fp32) that are being summed over ranks at one time: a constant, also where "
+          "layers are larger; auto: 1 GiB, or as much as the largest layer"),
       Switch("offload", "share_gpu", &O::share_gpu,
              "several ranks may compute on one GPU, each with its part of its memory"),
       Real("offload", "rank_timeout", &O::rank_timeout,

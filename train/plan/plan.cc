@@ -158,7 +158,9 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
                    kTokensShrinkWith});
   if (options.num_ranks > 1) {
     terms.push_back(
-        {"sum of gradients over ranks (fp32)", GradientSum::ChargedBytes(inventory), 0, ""});
+        {"sum of gradients over ranks (fp32)",
+         GradientSum::ChargedBytes(inventory, options.num_ranks, options.reduce_bucket_bytes), 0,
+         "--reduce_bucket=1MiB"});
     terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
   }
   if (const RankPart part = PartOf(options); part.of > 1) {
@@ -183,11 +185,13 @@ RankTraffic TrafficOf(const DecoderConfig& model, const TrainOptions& options,
                       const OffloadPlan& plan) {
   if (options.num_ranks == 1) return {};
   const RankPart part = PartOf(options);
-  if (part.of == 1) return TrafficOfSums(BuildInventory(model), options.num_ranks);
+  if (part.of == 1) {
+    return TrafficOfSums(BuildInventory(model), options.num_ranks, options.reduce_dtype);
+  }
   const bool keeps = GatheredForStage(options.zero_stage) == GatheredFor::kStep;
   const StepSchedule gathers = keeps ? ReadingOnce(plan.schedule) : plan.schedule;
   return TrafficOfParts(*PartsOf(model, part), part.number, WeightDType(options.layout),
-                        gathers.Reads());
+                        gathers.Reads(), options.reduce_dtype);
 }
 
 // With exactly these options.

@@ -33,6 +33,7 @@ Json SettingsOfRank(const PreparedRun& run) {
       {"stop_after", run.options.stop_after},
       {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
       {"zero_stage", run.options.zero_stage},
+      {"reduce_bucket", run.options.reduce_bucket_bytes},
       // They read as much of each other's parts at the end as the one that exports.
       {"export_dtype", gathers ? NameOf(run.options.export_dtype) : ""},
       {"layers of a segment (--number_checkpoints)", gathers ? plan.recompute.segment_blocks : 1},

@@ -436,8 +436,7 @@ void CheckOptimizer(Resolver& resolver) {
 
 void CheckPrecision(Resolver& resolver) {
   const TrainOptions& options = resolver.options();
-  const DType dtype = cpu::WeightDType(options.precision);
-  const DType stored = WeightDType(options.layout);
+  const DType dtype = cpu::WeightDType(options.precision), stored = WeightDType(options.layout);
   if (stored != dtype) {
     resolver.AddProblem(fmt::format(
         "--layout={} does not go with --precision={}: matrix products read the weights as they are "
@@ -446,11 +445,12 @@ void CheckPrecision(Resolver& resolver) {
         dtype == DType::kBF16 ? "bf16, bf16-moments or int8-moments" : NameOf(dtype),
         NameOf(stored)));
   }
-  if (options.grad_dtype == DType::kF16 && dtype != DType::kF16) {
+  for (const std::string_view name : {"grad_dtype", "reduce_dtype"}) {
+    if (dtype == DType::kF16 || OptionText(options, name) != "fp16") continue;
     resolver.AddProblem(fmt::format(
-        "--grad_dtype=fp16 does not go with --precision={}, which does not scale the loss: small "
-        "gradients would vanish. Leave it out, or give --precision=fp16",
-        NameOf(dtype)));
+        "--{}=fp16 does not go with --precision={}, which does not scale the loss: small gradients "
+        "would vanish. Leave it out, or give --precision=fp16",
+        name, NameOf(dtype)));
   }
 }
 

@@ -18,6 +18,7 @@ from forebay.errors import UsageError
 # train --ds_config` reads the same table.
 KEYS: dict[str, Any] = json.loads((pathlib.Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 _TIERS = ("none", "cpu", "nvme")
+_REDUCE_DTYPES = ("fp32", "bf16", "fp16")
 
 
 class Fp16(NamedTuple):
@@ -48,6 +49,8 @@ class Config(NamedTuple):
     fp16: Fp16 | None
     bf16: bool
     stage: int
+    reduce_bucket: int | None  # bytes; None: not said
+    reduce_dtype: str | None  # None: not said
     optimizer_nvme: str | None  # the folder that states go to; None: RAM
     weights_nvme: str | None
 
@@ -94,7 +97,24 @@ class Config(NamedTuple):
                    0 if every == math.inf else _whole(every, "steps_per_print", 0, 2**62),
                    bool(document.get("wall_clock_breakdown", False)), optimizer.get("type"),
                    dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}),
-                   fp16, bf16, stage, _nvme(zero, "offload_optimizer"), weights)
+                   fp16, bf16, stage, _reduce_bucket(zero),
+                   _reduce_dtype(document), _nvme(zero, "offload_optimizer"), weights)
+
+
+def _reduce_bucket(zero: dict[str, Any]) -> int | None:
+    elems = zero.get("reduce_bucket_size", "auto")
+    if elems == "auto":
+        return None
+    # Gradients are fp32. Less than 1 MiB is no bucket here.
+    return max(4 * _whole(elems, "zero_optimization.reduce_bucket_size", 1, 2**40), 2**20)
+
+
+def _reduce_dtype(document: dict[str, Any]) -> str | None:
+    given = document.get("communication_data_type")
+    if given is not None and given not in _REDUCE_DTYPES:
+        raise UsageError(f"forebay: communication_data_type is {_shown(given)}, and has to be one of: "
+                         f"{', '.join(_REDUCE_DTYPES)}.")
+    return given
 
 
 def _walk(document: dict[str, Any], keys: dict[str, Any], path: str, source: str) -> Iterator[str]:

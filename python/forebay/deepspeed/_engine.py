@@ -21,6 +21,8 @@ from forebay.ranks import Ranks
 from forebay.torch import Optimizer, stream
 from forebay.torch._tensors import memory_of, on_host
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class DeepSpeedEngine(Answers):
     """The part of deepspeed.DeepSpeedEngine that scripts, transformers and accelerate use.
@@ -103,16 +105,21 @@ class DeepSpeedEngine(Answers):
         disks = dict.fromkeys(disk for disk in (config.weights_nvme, config.optimizer_nvme) if disk is not None)
         ranks = self.ranks if self.ranks.size > 1 else None
         if not disks:
-            if ranks is not None and config.stage > 0:
-                self._say(f"forebay: zero_optimization.stage is {config.stage}, and each rank keeps all state in RAM: "
-                          "it is divided where it lies on disk (offload_optimizer.device: nvme)")
-            return kind(params, clip=config.clip, ranks=ranks, **settings)
+            if ranks is not None and config.stage == 3:
+                self._say("forebay: zero_optimization.stage is 3, and each rank keeps all weights in RAM: they are "
+                          "divided where they lie on disk (offload_param.device: nvme). The optimizer's state is")
+            if ranks is not None and config.reduce_dtype not in (None, "fp32"):
+                self._say(f"forebay: communication_data_type is {config.reduce_dtype}, and the gradients of states in "
+                          "RAM go from rank to rank in fp32: it acts where states lie on disk "
+                          "(offload_optimizer.device: nvme)")
+            return kind(params, clip=config.clip, ranks=ranks, zero_stage=min(config.stage, 1), **settings)
         for disk in disks:
             self.scratch.append(Scratch(disk))
             weakref.finalize(self, self.scratch[-1].remove)
         # Checkpoints are copies, so that the store itself may be lost with its process.
         settings = {"nvme": [scratch.store for scratch in self.scratch], "clip": config.clip, "durability": "none",
-                    "ranks": ranks, **settings}
+                    "ranks": ranks, "reduce_bucket": config.reduce_bucket,
+                    "reduce_dtype": _DTYPES[config.reduce_dtype or "fp32"], **settings}
         if config.weights_nvme is None:
             return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True

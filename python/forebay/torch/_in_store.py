@@ -43,6 +43,8 @@ class StoreOptions(NamedTuple):
     threads: int
     ranks: Ranks | None  # None: this process is alone
     zero_stage: int
+    reduce_bucket: int | None  # bytes; None: as Layers has it
+    reduce_dtype: str
 
 
 class InStore:
@@ -116,7 +118,8 @@ class InStore:
             optimizer=optimizer.kind, nesterov=any(group.get("nesterov") for group in groups),
             momentum=max(float(group.get("momentum", 0)) for group in groups), weights_tier=tier, state_tier=tier,
             durability=options.durability, commit_every=_ON_DEMAND, num_threads=options.threads, ranks=options.ranks,
-            zero_stage=options.zero_stage, _worker=self._worker, **more)
+            zero_stage=options.zero_stage, reduce_bucket_bytes=options.reduce_bucket or 0,
+            reduce_dtype=options.reduce_dtype, _worker=self._worker, **more)
         self._forget_step()
         self._committed = 0
         return self._layers
@@ -392,6 +395,10 @@ class InStore:
             raise UsageError(f"forebay: this state dict is of step {reference['step']}, and the store in "
                              f"{self._where()} is at step {layers.step}: it keeps its last commit alone. Load the "
                              "state dict of that, or copy the folder with each state dict.")
+
+    def own_part_of(self, value: torch.Tensor) -> torch.Tensor:
+        """Of a state's tensor that is loaded: a store takes none."""
+        return value
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
         state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer, self.run_state.pack())

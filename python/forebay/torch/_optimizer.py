@@ -38,8 +38,12 @@ class Optimizer(torch.optim.Optimizer):
     step. durability: what a crash leaves of the store: "auto", "none" or "step" (the last commit). With nvme only.
     backward_update: gradients are taken in backward() and p.grad becomes None, so that not all are there at one time.
     ranks: `forebay.Ranks`, the processes that train together, each with data of its own: a step has the mean of their
-    gradients. All of them make the same calls. zero_stage: with nvme, as ZeRO has it: 1 to 3: each rank has its part of
-      the state, in folders of its own in `nvme`; 0: each has all of it.
+    gradients. All of them make the same calls, state_dict() too. zero_stage: as ZeRO has it: 1 to 3: each rank has its
+      part of the state, with nvme in folders of its own there; 0: each has all of it.
+    reduce_bucket: with nvme, memory for the gradients that are being summed over ranks, as bytes or "256MiB"; None: 1
+      GiB, or as much as the largest layer. reduce_dtype: with nvme, of gradients on their way between ranks:
+      torch.bfloat16 and torch.float16 halve the bytes. Each rank's gradients are rounded to it, and added in fp32; the
+      sums are rounded too.
     threads: of the update; 0: as many as there are cores. module, device, update_in_backward: for `stream`, which fills
       them in.
 
@@ -52,8 +56,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
                  ram: None | int | str = None, clip: float = 0.0, durability: str = "auto",
-                 backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1, threads: int = 0,
-                 module: torch.nn.Module | None = None,
+                 backward_update: bool = False, ranks: Ranks | None = None, zero_stage: int = 1,
+                 reduce_bucket: None | int | str = None, reduce_dtype: torch.dtype = torch.float32,
+                 threads: int = 0, module: torch.nn.Module | None = None,
                  device: Device | None = None, update_in_backward: bool = False) -> None:
         ranks = ranks if ranks is not None and ranks.size > 1 else None
         if ranks is not None and backward_update and module is None:
@@ -66,13 +71,20 @@ class Optimizer(torch.optim.Optimizer):
                              "that to commit(). Use \"step\", and commit() as often as a crash may cost.")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
+        if reduce_dtype not in DTYPES:
+            raise UsageError(f"forebay: reduce_dtype is {reduce_dtype}. Use torch.float32, bfloat16 or float16.")
+        if nvme is None and (reduce_bucket is not None or reduce_dtype is not torch.float32):
+            raise UsageError("forebay: reduce_bucket= and reduce_dtype= are about a store on disk. Give it a folder: "
+                             "nvme=FOLDER.")
         self._backend: InRam | InStore
         if nvme is None:
-            self._backend = InRam(self, threads, clip, backward_update, ranks)
+            self._backend = InRam(self, threads, clip, backward_update, ranks, is_divided=zero_stage > 0)
         else:
             options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
                                    backward_update, update_in_backward, threads, ranks,
-                                   zero_stage if ranks is not None else 0)
+                                   zero_stage if ranks is not None else 0,
+                                   None if reduce_bucket is None else bytes_of(reduce_bucket),
+                                   DTYPES[reduce_dtype])
             self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update
@@ -156,11 +168,10 @@ class Optimizer(torch.optim.Optimizer):
             self._accumulates = before
 
     def state_dict(self) -> StateDict:
-        """As torch has it. With nvme the state stays in the store: the last step is committed, and "forebay" says which
-        folders and step it is."""
-        document = super().state_dict()
+        """As torch has it, of all ranks together. With nvme the state stays in the store: the last step is committed,
+        and "forebay" says which folders and step it is."""
         reference = self._backend.reference(self)
-        return document if reference is None else {**document, "forebay": reference}
+        return self.full_state_dict() if reference is None else {**super().state_dict(), "forebay": reference}
 
     def full_state_dict(self) -> StateDict:
         """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer
@@ -180,7 +191,8 @@ class Optimizer(torch.optim.Optimizer):
             # torch has cast these to the parameter's type.
             for name, value in state_dict["state"].get(number, {}).items():
                 if name in STATE_DTYPES and value is not None:
-                    self.state[parameter][name] = value.detach().to("cpu", STATE_DTYPES[name], copy=True).contiguous()
+                    own = self._backend.own_part_of(value)
+                    self.state[parameter][name] = own.detach().to("cpu", STATE_DTYPES[name], copy=True).contiguous()
             if parameter in self.state and "step" in self.state[parameter]:
                 self.state[parameter]["step"] = torch.tensor(float(self.state[parameter]["step"]))
 
@@ -290,7 +302,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def sharded_state_dict(self, model_sharded_state_dict: StateDict | None = None,
                            is_loading: bool = False) -> StateDict:
-        """The state dict of a single rank: all of it."""
+        """The state dict, of all ranks together: all of it."""
         return self.state_dict()
 
     # ---- For the backends

@@ -86,6 +86,22 @@ TEST_F(DeepSpeedFile, StandsBetweenTheRunsSettingsAndConfig) {
               testing::ElementsAre(HasSubstr("gradient_clipping is not given: 0")));
 }
 
+TEST_F(DeepSpeedFile, SumsOverRanksAreTranslated) {
+  const auto offload_of = [&](std::string_view text) { return Sections(text)["offload"]; };
+  const Json large = offload_of(R"({"zero_optimization": {"reduce_bucket_size": 5e8},
+                                    "communication_data_type": "bf16"})");
+  EXPECT_EQ(large["reduce_bucket"], 2000000000);  // elements, of fp32
+  EXPECT_EQ(large["reduce_dtype"], "bf16");
+  EXPECT_EQ(offload_of(R"({"zero_optimization": {"reduce_bucket_size": 1000}})")["reduce_bucket"],
+            1 << 20);
+  EXPECT_FALSE(offload_of(R"({"zero_optimization": {"reduce_bucket_size": "auto"}})")
+                   .contains("reduce_bucket"));
+  EXPECT_THAT(Refused(R"({"zero_optimization": {"reduce_bucket_size": 0.5}})"),
+              HasSubstr("zero_optimization.reduce_bucket_size is 0.5"));
+  EXPECT_THAT(Refused(R"({"communication_data_type": "fp8"})"),
+              HasSubstr("communication_data_type is \"fp8\", and has to be one of: fp32, bf16"));
+}
+
 TEST_F(DeepSpeedFile, EachPartIsTranslated) {
   const Json sections = Sections(R"({
     "train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.5,

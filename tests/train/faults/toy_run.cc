@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kRoomyBytes = int64_t{256} << 20;
 
 constexpr char kConfig[] = R"({"architectures": ["LlamaForCausalLM"], "vocab_size": 64,
-  "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+  "hidden_size": 32, "num_attention_heads": 4,
   "num_key_value_heads": 2, "max_position_embeddings": 32, "tie_word_embeddings": true})";
 constexpr int64_t kSeq = 16;
 constexpr int64_t kNumRows = 6;
@@ -72,11 +72,12 @@ int64_t LeastRam(TrainOptions options) {
   return enough;
 }
 
-ToyTask::ToyTask(const std::string& folder, int num_blocks)
+ToyTask::ToyTask(const std::string& folder, int num_blocks, int intermediate_size)
     : model_(JoinPath(folder, "model")), data_(JoinPath(folder, "rows.packed")) {
   const std::string config = JoinPath(folder, "config.json");
   Json shape = Json::parse(kConfig);
   shape["num_hidden_layers"] = num_blocks;
+  shape["intermediate_size"] = intermediate_size;
   FOREBAY_CHECK(WriteFileAtomically(config, shape.dump()).ok());
   InitOptions init;
   init.config = config;

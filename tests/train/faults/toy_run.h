@@ -26,7 +26,7 @@ struct ToyResult {
 class ToyTask {
  public:
   // Makes both in `folder`, which exists.
-  explicit ToyTask(const std::string& folder, int num_blocks = 2);
+  explicit ToyTask(const std::string& folder, int num_blocks = 2, int intermediate_size = 48);
 
   // A run in `out` with weights and state on disk. Gradients wait there too, since the memory is
   // the least that works.

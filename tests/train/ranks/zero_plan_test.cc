@@ -15,6 +15,7 @@
 #include "forebay/tests/train/ranks/rank_runs.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_folder.h"
+#include "forebay/train/options/option_table.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/start/agree_on_run.h"
 #include "gmock/gmock.h"
@@ -73,6 +74,7 @@ RunBytes BytesOf(const TrainOptions& options, int num_ranks) {
 
 class ZeroPlanTest : public testing::Test {
  protected:
+  // Of stage 1 gradients are of 16 bits on their way.
   TrainOptions Options(int stage, int64_t steps) const {
     TrainOptions options =
         task_.RoomyRun(folder_.Path("run" + std::to_string(stage) + "_" + std::to_string(steps)));
@@ -80,6 +82,7 @@ class ZeroPlanTest : public testing::Test {
     options.accum = 1;
     options.steps = steps;
     options.zero_stage = stage;
+    if (stage == 1) options.reduce_dtype = DType::kBF16;
     options.export_format = ExportFormat::kNone;
     options.weights_tier = options.state_tier = TierChoice::kNvme;
     return options;
@@ -127,6 +130,29 @@ TEST_F(ZeroPlanTest, IsWhatAStepTransfersAndAStoreTakes) {
   }
 }
 
+// ZeRO-R's buffers of constant size.
+TEST_F(ZeroPlanTest, SumsGradientsInMemoryThatDoesNotGrowWithTheModel) {
+  const auto sum_bytes = [&](int width, const char* bucket) {
+    const std::string folder = folder_.Path("width" + std::to_string(width));
+    std::filesystem::create_directories(folder);
+    Json config = Json::parse(kLargeConfig);
+    config["intermediate_size"] = width;
+    EXPECT_EQ(WriteFileAtomically(folder + "/config.json", config.dump()), absl::OkStatus());
+    TrainOptions options = Options(3, 1);
+    options.ram_bytes = int64_t{16} << 30;
+    EXPECT_TRUE(FindOption("reduce_bucket")->set(Json(bucket), options));
+    EXPECT_EQ(TakePartOfRank(0, 4, options), absl::OkStatus());
+    const auto plan = MakePlan(*ReadDecoderConfig(folder), options, OneLargeDisk());
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const auto sum =
+        std::ranges::find(plan->terms, "sum of gradients over ranks (fp32)", &PlanTerm::name);
+    return sum == plan->terms.end() ? -1 : sum->host_bytes;
+  };
+  EXPECT_GT(sum_bytes(16384, "auto"), 3 * sum_bytes(4096, "auto"));
+  EXPECT_EQ(sum_bytes(4096, "4MiB"), int64_t{4} << 20);
+  EXPECT_EQ(sum_bytes(16384, "4MiB"), int64_t{4} << 20);
+}
+
 // With 20 million parameters, where blocks that cannot be divided do not count.
 TEST_F(ZeroPlanTest, DividesTheStateByTheNumberOfRanks) {
   const std::string large = folder_.Path("large");
@@ -154,7 +180,9 @@ TEST_F(ZeroPlanTest, DividesTheStateByTheNumberOfRanks) {
       const Plan plan = plan_for(stage, num_ranks);
       EXPECT_THAT(plan.nvme_bytes, IsAbout(alone.nvme_bytes / num_ranks));
       if (stage < 3) {
-        EXPECT_THAT(plan.traffic.sent_bytes, IsAbout(std::llround(2 * 4 * params * others)));
+        const int on_the_way = stage == 1 ? 2 : 4;
+        EXPECT_THAT(plan.traffic.sent_bytes,
+                    IsAbout(std::llround((4 + on_the_way) * params * others)));
       }
     }
     // Weights twice, gradients once; but for the embedding and the head, which are read once.

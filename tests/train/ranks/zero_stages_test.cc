@@ -29,7 +29,8 @@ using testing::HasSubstr;
 
 class ZeroStagesTest : public testing::Test {
  protected:
-  explicit ZeroStagesTest(int num_blocks = 2) : task_(folder_.path(), num_blocks) {}
+  explicit ZeroStagesTest(int num_blocks = 2, int intermediate_size = 48)
+      : task_(folder_.path(), num_blocks, intermediate_size) {}
 
   // In fp32, clipped in some steps, with an evaluation on the way.
   TrainOptions Options(int stage, const std::string& name) const {
@@ -493,6 +494,63 @@ TEST_F(ZeroStagesTest, ExportWhatOneRankWithAllOfItExports) {
       EXPECT_EQ(*digest, *ModelDigest(JoinPath(of_stage0.exports, name))) << name;
       EXPECT_NE(*digest, *ModelDigest(paths.model)) << name;
     }
+  }
+}
+
+// The same of all stages, twice, and not those of fp32, to which they come close.
+TEST_F(ZeroStagesTest, ComeToTheSameBitsWithGradientsOf16BitsOnTheirWay) {
+  const auto on_their_way = [](TrainOptions& options) { options.reduce_dtype = DType::kBF16; };
+  for (const int stage : {2, 3}) ExpectTheBitsOfStage0(stage, "narrow", {}, on_their_way);
+  const TrainOptions narrow = Options(0, "narrow"), wide = Options(0, "wide");
+  EXPECT_NE(Digest(wide, {}), DigestOfRanks(narrow.out, 2));
+  const std::vector<double> losses = LossesOf(narrow.out), of_wide = LossesOf(wide.out);
+  ASSERT_EQ(losses.size(), of_wide.size());
+  for (size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], of_wide[i], 0.01) << i;
+}
+
+// Layers of some 50 blocks: each one's sum comes through a bucket of 8.
+class SmallBucketTest : public ZeroStagesTest {
+ protected:
+  SmallBucketTest() : ZeroStagesTest(/*num_blocks=*/2, /*intermediate_size=*/1024) {}
+  // What a run comes to, and what each of its two ranks sent.
+  struct Result {
+    std::string digest;
+    std::vector<int64_t> sent_bytes;
+    bool operator==(const Result&) const = default;
+  };
+  Result Run(int stage, int64_t bucket_bytes, const std::function<void(TrainOptions&)>& change) {
+    TrainOptions options = Options(stage, "run" + std::to_string(num_runs_++) + "_");
+    options.reduce_bucket_bytes = bucket_bytes;
+    options.eval_every = 0;
+    options.export_format = ExportFormat::kNone;
+    change(options);
+    std::vector<CollectiveTraffic> traffic;
+    RankRuns runs;
+    runs.traffic = &traffic;
+    Result result = {Digest(options, runs), {}};
+    for (const CollectiveTraffic& of_rank : traffic) {
+      result.sent_bytes.push_back(of_rank.sent_bytes);
+    }
+    return result;
+  }
+
+ private:
+  int num_runs_ = 0;
+};
+
+TEST_F(SmallBucketTest, ComesToTheSameBitsWithTheSameTraffic) {
+  const auto speculate = [](TrainOptions& options) {
+    options.gradients = GradientChoice::kSpeculate;
+    options.clip = 0;
+  };
+  const auto spill = [](TrainOptions& options) {
+    options.gradients_tier = TierChoice::kNvme;
+    options.tile_elems = 6144;
+  };
+  for (const int stage : {0, 3}) {
+    SCOPED_TRACE(stage);
+    EXPECT_EQ(Run(stage, 1, speculate), Run(stage, 0, speculate));
+    EXPECT_EQ(Run(stage, 1, spill), Run(stage, 0, spill));
   }
 }
 

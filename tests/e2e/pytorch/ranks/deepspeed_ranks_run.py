@@ -77,6 +77,10 @@ def train(zero, folder, **more):
     """Returns the digest at the end, the digest and step of a checkpoint that was loaded, and that at the end again."""
     engine = initialize(zero, **more)
     run(engine, range(SAVED_AT))
+    if not engine.scratch:
+        share = 1 / engine.world_size if zero["stage"] > 0 else 1
+        for parameter, state in engine.optimizer.state.items():
+            assert abs(state["exp_avg"].numel() - share * parameter.numel()) < 1
     engine.save_checkpoint(folder, client_state={"said_by": engine.global_rank})
     run(engine, range(SAVED_AT, STEPS))
     weights = engine.module_state_dict()

@@ -1,6 +1,8 @@
 """The optimizers alone on ranks, with their state in RAM or on disk: torch's optimizer with the mean of the
 gradients."""
 
+import ctypes
+import os
 import re
 
 import forebay
@@ -110,6 +112,48 @@ def test_weights_are_those_of_the_mean_gradient(tmp_path, clip, num_ranks):
     assert len(digests) == 1 or clip > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_state_in_ram_that_is_divided_has_the_same_bits(tmp_path, dtype):
+    ends = [same_on_ranks(on_ranks(3, train, "ram", None, 5, dtype, clip=20.0, zero_stage=stage)) for stage in (0, 1)]
+    assert ends[0]["digest"] == ends[1]["digest"] and ends[0]["norms"] == ends[1]["norms"]
+    for number, each in ends[0]["state"].items():
+        for key, value in each.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(ends[1]["state"][number][key])), (number, key)
+
+
+NUM_LARGE = 4_000_001
+
+
+def memory_of_state(zero_stage):
+    """The bytes of the moments that this rank holds, what a step has added to the memory of the process, and what it
+    came to."""
+    ranks = forebay.Ranks(timeout_s=40)
+    parameter = nn.Parameter(torch.ones(NUM_LARGE))
+    parameter.grad = torch.ones(NUM_LARGE)
+    optimizer = forebay.torch.AdamW([parameter], ranks=ranks, zero_stage=zero_stage, **SETTINGS)
+    before = resident_bytes()
+    optimizer.step()
+    grown = resident_bytes() - before
+    held = sum(value.numel() * value.element_size() for value in optimizer.state[parameter].values() if value.dim() > 0)
+    optimizer.close()
+    return held, grown, digest_of({"parameter": parameter})
+
+
+def resident_bytes():
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_each_rank_holds_its_part_of_the_state_in_ram():
+    whole, parts = (on_ranks(2, memory_of_state, stage) for stage in (0, 1))
+    assert [held for held, _, _ in whole] == [8 * NUM_LARGE] * 2
+    assert [held for held, _, _ in parts] == [8 * (NUM_LARGE // 2 + 1), 8 * (NUM_LARGE // 2)]
+    for (_, grown, _), (held, grown_by_part, _) in zip(whole, parts):
+        assert grown - grown_by_part > 0.8 * held
+    assert len({digest for ends in (whole, parts) for _, _, digest in ends}) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_of_two_bytes(tmp_path, backend, dtype):
@@ -166,6 +210,42 @@ def test_the_whole_state_is_the_same_everywhere(tmp_path, dtype):
             assert each.keys() == states[0][number].keys()
             for key, value in each.items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(states[0][number][key])), (number, key)
+
+
+def go_on(folder, zero_stage, first, end):
+    """Steps of a number of ranks that has the same gradients whatever it is, from a state that all of them load."""
+    ranks = forebay.Ranks(timeout_s=40)
+    model = Parameters()
+    optimizer = forebay.torch.AdamW(model.named_parameters(), ranks=ranks, zero_stage=zero_stage, **SETTINGS)
+    if first > 0:
+        document = torch.load(folder / f"{first}.pt")
+        model.load_state_dict(document["model"])
+        optimizer.load_state_dict(document["optimizer"])
+    for step in range(first, end):
+        for key, parameter in model.named_parameters():
+            parameter.grad = gradient_of(key, step, 0)
+        optimizer.step()
+    state = optimizer.state_dict()  # by all ranks
+    if ranks.rank == 0:
+        torch.save({"model": model.state_dict(), "optimizer": state}, folder / f"{end}.pt")
+    optimizer.close()
+    return digest_of(dict(model.named_parameters()))
+
+
+def test_another_number_of_ranks_goes_on_with_a_state_dict(tmp_path):
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = on_ranks(1, go_on, tmp_path / "whole", 0, 0, 6)
+    on_ranks(2, go_on, tmp_path / "parts", 1, 0, 2)
+    on_ranks(4, go_on, tmp_path / "parts", 1, 2, 4)
+    assert on_ranks(1, go_on, tmp_path / "parts", 1, 4, 6) == whole
+
+
+def test_gradients_of_16_bits_on_their_way(tmp_path):
+    digests = {name: same_on_ranks(on_ranks(2, train, backend, tmp_path / name, 3, reduce_dtype=dtype))["digest"]
+               for name, backend, dtype in (("fp32", "nvme 1", torch.float32), ("parts", "nvme 1", torch.bfloat16),
+                                            ("whole", "nvme 0", torch.bfloat16))}
+    assert digests["parts"] == digests["whole"] != digests["fp32"]
 
 
 def one_not_finite(backend, folder):
