@@ -128,6 +128,7 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
 
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan) {
   return {.dtype = cpu::WeightDType(options.precision),
+          .tf32 = options.tf32,
           .max_tokens = options.batch * options.seq,
           .step_tokens = options.batch * options.accum * options.seq,
           .num_batches = options.accum,

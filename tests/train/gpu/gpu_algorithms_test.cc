@@ -4,10 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/device/emulation/options.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/toy_run.h"
+#include "forebay/train/files/run_algorithms.h"
 #include "forebay/train/files/run_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -90,6 +92,20 @@ TEST_F(GpuAlgorithms, WithoutItsRecordARunSaysThatBitsMayDiffer) {
   const std::vector<std::string> notes = NotesOfRest(options);
   EXPECT_THAT(notes, Contains(HasSubstr("chosen anew")));
   EXPECT_THAT(notes, Contains(kMayDiffer));
+}
+
+TEST_F(GpuAlgorithms, AreThoseOfProductsInTf32WhereTheRunIs) {
+  TrainOptions options = OnGpu("tf32");
+  options.tf32 = true;
+  ASSERT_TRUE(TrainToy(options).ok());
+  std::string note;
+  const MatmulAlgorithms algorithms = ReadAlgorithms(RunPaths(options.out).algorithms, note);
+  EXPECT_EQ(note, "");
+  EXPECT_GT(algorithms.chosen.size(), 10u);
+  for (const auto& [product, algorithm] : algorithms.chosen) EXPECT_TRUE(product.shape.tf32);
+  options.tf32 = false;
+  options.resume = true;
+  EXPECT_EQ(ExitCodeOf(TrainToy(options)), ExitCode::kUsage);
 }
 
 TEST_F(GpuAlgorithms, AnotherLibraryChoosesItsOwn) {
