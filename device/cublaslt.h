@@ -16,8 +16,10 @@ struct CublasLt {
   using MatmulDesc = void*;
   using Layout = void*;
   using Preference = void*;
+  // May be kept and used again, by the same version of the library alone.
   struct Algorithm {
     uint64_t data[8];
+    auto operator<=>(const Algorithm&) const = default;
   };
   struct Heuristic {
     Algorithm algorithm;
@@ -56,6 +58,7 @@ struct CublasLt {
   // Sums of parts go through a workspace, in one order: any other scheme may add as parts come.
   static constexpr uint32_t kReduceInOrder = 2 | 4;
 
+  size_t (*GetVersion)();  // 130001 is 13.0.1
   int (*Create)(Handle*);
   int (*Destroy)(Handle);
   int (*MatmulDescCreate)(MatmulDesc*, int compute, int scale_type);
@@ -68,6 +71,9 @@ struct CublasLt {
   int (*MatmulPreferenceSetAttribute)(Preference, int attribute, const void* value, size_t size);
   int (*MatmulAlgoGetHeuristic)(Handle, MatmulDesc, Layout a, Layout b, Layout c, Layout d,
                                 Preference, int most, Heuristic*, int* found);
+  // Whether the product can be had by an algorithm, and what that takes.
+  int (*MatmulAlgoCheck)(Handle, MatmulDesc, Layout a, Layout b, Layout c, Layout d,
+                         const Algorithm*, Heuristic*);
   int (*Matmul)(Handle, MatmulDesc, const void* alpha, const void* a, Layout, const void* b, Layout,
                 const void* beta, const void* c, Layout, void* d, Layout, const Algorithm*,
                 void* workspace, size_t workspace_bytes, void* stream);

@@ -158,8 +158,11 @@ class CudaStream : public Stream {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int index, std::string name) : index_(index), name_(std::move(name)) {}
+  CudaDevice(int index, const cudaDeviceProp& properties)
+      : index_(index), name_(properties.name), capability_major_(properties.major) {}
   DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::string card() const override { return name_; }
+  bool HasBf16() const override { return capability_major_ >= 8; }
   std::string name() const override { return fmt::format("{} (CUDA device {})", name_, index_); }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override {
@@ -230,6 +233,7 @@ class CudaDevice : public Device {
 
   const int index_;
   const std::string name_;
+  const int capability_major_;
 };
 
 }  // namespace
@@ -245,7 +249,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int index) {
   cudaDeviceProp properties = {};
   FOREBAY_RETURN_IF_ERROR(
       Check("asking for the GPU's properties", cudaGetDeviceProperties(&properties, index)));
-  return std::make_unique<CudaDevice>(index, properties.name);
+  return std::make_unique<CudaDevice>(index, properties);
 }
 
 }  // namespace forebay

@@ -23,6 +23,10 @@ absl::StatusOr<GpuOfProcess> PickGpu(int) {
   return NoCuda();
 }
 
+CudaInfo AskCudaLibraries() {
+  return {};
+}
+
 CudaInfo AskCuda() {
   return {};
 }

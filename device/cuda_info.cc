@@ -33,10 +33,21 @@ GpuInfo AskOne(int index) {
 
 }  // namespace
 
-CudaInfo AskCuda() {
+CudaInfo AskCudaLibraries() {
   CudaInfo info = {.is_built_in = true};
   cudaRuntimeGetVersion(&info.runtime_version);
   cudaDriverGetVersion(&info.driver_version);
+  const absl::StatusOr<std::string> file = CublasLtFile();
+  if (file.ok()) {
+    info.cublaslt_file = *file;
+  } else {
+    info.why_no_cublaslt = MessageOf(file.status());
+  }
+  return info;
+}
+
+CudaInfo AskCuda() {
+  CudaInfo info = AskCudaLibraries();
   int num_gpus = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&num_gpus); error != cudaSuccess) {
     cudaGetLastError();  // or the next caller would stumble over it
@@ -44,12 +55,6 @@ CudaInfo AskCuda() {
     num_gpus = 0;
   }
   for (int index = 0; index < num_gpus; ++index) info.gpus.push_back(AskOne(index));
-  const absl::StatusOr<std::string> file = CublasLtFile();
-  if (file.ok()) {
-    info.cublaslt_file = *file;
-  } else {
-    info.why_no_cublaslt = MessageOf(file.status());
-  }
   return info;
 }
 

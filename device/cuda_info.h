@@ -28,8 +28,10 @@ struct CudaInfo {
   std::string why_no_cublaslt;
 };
 
-// Opens the library of matrix products, and where there are cards makes a context on each, which
-// takes a second and some hundred MB of their memory until the process ends.
+// All but the cards. Opens the library of matrix products.
+CudaInfo AskCudaLibraries();
+// The cards too: makes a context on each, which takes a second and some hundred MB of its memory
+// until the process ends.
 CudaInfo AskCuda();
 
 struct GpuOfProcess {

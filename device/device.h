@@ -131,6 +131,10 @@ class Device {
   virtual DeviceKind kind() const = 0;
   // "host", "NVIDIA H200 (CUDA device 0)": for logs.
   virtual std::string name() const = 0;
+  // The same of every card of the kind: "NVIDIA H200".
+  virtual std::string card() const { return name(); }
+  // Whether it multiplies matrices of bf16.
+  virtual bool HasBf16() const { return true; }
 
   // Not initialised. OutOfMemoryError with what was asked for and what is free.
   absl::StatusOr<DeviceBuffer> Allocate(int64_t size_bytes);

@@ -1,4 +1,5 @@
-// cuBLASLt's matrix products as loops on the emulated GPU.
+// cuBLASLt's matrix products as loops on the emulated GPU. There are two algorithms for each, which
+// add in orders of their own: so results tell which of them it was.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -6,6 +7,7 @@
 
 #include "forebay/base/bfloat16.h"
 #include "forebay/device/cublaslt.h"
+#include "forebay/device/emulation/counters.h"
 #include "forebay/device/emulation/kernel_twin.h"
 #include "forebay/device/emulation/options.h"
 
@@ -13,6 +15,7 @@ namespace forebay {
 namespace {
 
 using emulation::Die;
+using emulation::TheOptions;
 
 struct Description {
   int32_t transpose_a = CublasLt::kPlain;
@@ -25,7 +28,30 @@ struct Description {
 struct Alignments {
   uint32_t of[4] = {256, 256, 256, 256};
 };
-static_assert(sizeof(Alignments::of) <= sizeof(CublasLt::Algorithm));
+
+constexpr int kNumAlgorithms = 2;
+
+// What is in a CublasLt::Algorithm.
+struct Choice {
+  Alignments alignments;
+  uint64_t version;  // of the library, which takes no other's
+  int64_t number;
+};
+static_assert(sizeof(Choice) <= sizeof(CublasLt::Algorithm));
+Choice ChoiceOf(const CublasLt::Algorithm& algorithm) {
+  Choice choice;
+  std::memcpy(static_cast<void*>(&choice), &algorithm, sizeof(choice));
+  return choice;
+}
+CublasLt::Algorithm AlgorithmOf(const Choice& choice) {
+  CublasLt::Algorithm algorithm = {};
+  std::memcpy(&algorithm, &choice, sizeof(choice));
+  return algorithm;
+}
+bool IsChoice(const Choice& choice) {
+  return choice.version == TheOptions().cublaslt_version && choice.number >= 0 &&
+         choice.number < kNumAlgorithms;
+}
 
 // Column-major.
 struct Matrix {
@@ -81,6 +107,7 @@ struct Product {
   const void* a_elems;
   const void* b_elems;
   void* d_elems;
+  int64_t algorithm;
 };
 
 bool Fits(const Product& p) {
@@ -111,10 +138,13 @@ std::vector<float> Widened(const void* elems, const Matrix& matrix, bool is_turn
 // Rows whose sums are made together, which a compiler keeps in vector registers.
 constexpr int kRowsTogether = 16;
 
-// Each sum in the order of `depth`. a: [kRowsTogether], every `stride` floats another; b: [depth].
-void AddProducts(const float* a, int64_t stride, const float* b, int64_t depth, float* sums) {
+// Each sum in the order of `depth`, by the second algorithm from its end. a: [kRowsTogether], every
+// `stride` floats another; b: [depth].
+void AddProducts(const float* a, int64_t stride, const float* b, int64_t depth, int64_t algorithm,
+                 float* sums) {
   float own[kRowsTogether] = {};
-  for (int64_t k = 0; k < depth; ++k) {
+  for (int64_t i = 0; i < depth; ++i) {
+    const int64_t k = algorithm == 0 ? i : depth - 1 - i;
     for (int row = 0; row < kRowsTogether; ++row) own[row] += a[k * stride + row] * b[k];
   }
   std::memcpy(sums, own, sizeof(own));
@@ -141,21 +171,24 @@ void Compute(const Product& p) {
   for (int64_t column = 0; column < p.d.columns; ++column) {
     for (int64_t first = 0; first < p.d.rows; first += kRowsTogether) {
       float sums[kRowsTogether];
-      AddProducts(a.data() + first, stride, b.data() + column * depth, depth, sums);
+      AddProducts(a.data() + first, stride, b.data() + column * depth, depth, p.algorithm, sums);
       const int64_t end = std::min<int64_t>(first + kRowsTogether, p.d.rows);
       for (int64_t row = first; row < end; ++row) PutSum(p, row, column, sums[row - first]);
     }
   }
 }
 
-void CheckAlignments(const CublasLt::Algorithm& algorithm, const void* const (&addresses)[4]) {
-  Alignments alignments;
-  std::memcpy(alignments.of, &algorithm, sizeof(alignments.of));
+void CheckAlignments(const Alignments& alignments, const void* const (&addresses)[4]) {
   for (int i = 0; i < 4; ++i) {
     if (reinterpret_cast<uintptr_t>(addresses[i]) % alignments.of[i] == 0) continue;
     Die("cublasLtMatmul: %c lies at %p, and the algorithm was chosen for multiples of %u bytes",
         "abcd"[i], addresses[i], alignments.of[i]);
   }
+}
+
+// The one that the options say takes half the time of the others.
+double SecondsOf(int64_t algorithm) {
+  return algorithm == TheOptions().fastest_product ? 1e-5 : 2e-5;
 }
 
 constexpr int kExecutionFailed = 13;  // CUBLAS_STATUS_EXECUTION_FAILED
@@ -166,7 +199,9 @@ int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const 
            CublasLt::Layout d_layout, const CublasLt::Algorithm* algorithm, void* /*workspace*/,
            size_t /*workspace_bytes*/, void* stream) {
   if (c != d) Die("cublasLtMatmul: c and d are not the same, which is not emulated");
-  CheckAlignments(*algorithm, {a, b, c, d});
+  const Choice choice = ChoiceOf(*algorithm);
+  if (!IsChoice(choice)) Die("cublasLtMatmul: the algorithm is none of this library's");
+  CheckAlignments(choice.alignments, {a, b, c, d});
   Product product = {.description = *static_cast<const Description*>(description),
                      .a = *static_cast<const Matrix*>(a_layout),
                      .b = *static_cast<const Matrix*>(b_layout),
@@ -175,10 +210,11 @@ int Matmul(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc description, const 
                      .beta = *static_cast<const float*>(beta),
                      .a_elems = a,
                      .b_elems = b,
-                     .d_elems = d};
+                     .d_elems = d,
+                     .algorithm = choice.number};
   if (!Fits(product)) return CublasLt::kInvalidValue;
-  const cudaError_t error =
-      emulation::EnqueueWork(static_cast<cudaStream_t>(stream), [product] { Compute(product); });
+  const cudaError_t error = emulation::EnqueueWork(
+      static_cast<cudaStream_t>(stream), [product] { Compute(product); }, SecondsOf(choice.number));
   return error == cudaSuccess ? CublasLt::kSuccess : kExecutionFailed;
 }
 
@@ -234,21 +270,34 @@ int DeleteObject(void* object) {
   return CublasLt::kSuccess;
 }
 
-int FindAlgorithm(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc /*description*/,
-                  CublasLt::Layout /*a*/, CublasLt::Layout /*b*/, CublasLt::Layout /*c*/,
-                  CublasLt::Layout /*d*/, CublasLt::Preference preference, int /*most*/,
-                  CublasLt::Heuristic* heuristic, int* num_found) {
-  *heuristic = {};
+int FindAlgorithms(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc /*description*/,
+                   CublasLt::Layout /*a*/, CublasLt::Layout /*b*/, CublasLt::Layout /*c*/,
+                   CublasLt::Layout /*d*/, CublasLt::Preference preference, int most,
+                   CublasLt::Heuristic* found, int* num_found) {
   const Alignments& alignments = *static_cast<const Alignments*>(preference);
-  std::memcpy(&heuristic->algorithm, alignments.of, sizeof(alignments.of));
-  *num_found = 1;
+  if (most == 1) emulation::CountGuess();
+  *num_found = std::min(most, kNumAlgorithms);
+  for (int i = 0; i < *num_found; ++i) {
+    found[i] = {};
+    found[i].algorithm = AlgorithmOf({alignments, TheOptions().cublaslt_version, i});
+  }
   return CublasLt::kSuccess;
+}
+
+int CheckAlgorithm(CublasLt::Handle /*handle*/, CublasLt::MatmulDesc /*description*/,
+                   CublasLt::Layout /*a*/, CublasLt::Layout /*b*/, CublasLt::Layout /*c*/,
+                   CublasLt::Layout /*d*/, const CublasLt::Algorithm* algorithm,
+                   CublasLt::Heuristic* checked) {
+  *checked = {};
+  checked->algorithm = *algorithm;
+  return IsChoice(ChoiceOf(*algorithm)) ? CublasLt::kSuccess : CublasLt::kInvalidValue;
 }
 
 }  // namespace
 
 absl::StatusOr<const CublasLt*> LoadCublasLt() {
   static const CublasLt table = {
+      .GetVersion = [] { return TheOptions().cublaslt_version; },
       .Create = &NewObject<char>,
       .Destroy = &DeleteObject<char>,
       .MatmulDescCreate = [](CublasLt::MatmulDesc* description, int /*compute*/,
@@ -260,7 +309,8 @@ absl::StatusOr<const CublasLt*> LoadCublasLt() {
       .MatmulPreferenceCreate = &NewObject<Alignments>,
       .MatmulPreferenceDestroy = &DeleteObject<Alignments>,
       .MatmulPreferenceSetAttribute = &SetPreference,
-      .MatmulAlgoGetHeuristic = &FindAlgorithm,
+      .MatmulAlgoGetHeuristic = &FindAlgorithms,
+      .MatmulAlgoCheck = &CheckAlgorithm,
       .Matmul = &Matmul};
   return &table;
 }

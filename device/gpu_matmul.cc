@@ -4,6 +4,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/gpu_matmul_plan.h"
 
 namespace forebay {
 namespace {
@@ -26,26 +27,6 @@ int TypeOf(DType dtype) {
       return CublasLt::kF16;
   }
   return CublasLt::kF32;
-}
-
-// The stored rows of a matrix, and the elements from one to the next.
-struct Rows {
-  int64_t rows = 0;
-  int64_t columns = 0;
-  int64_t stride = 0;
-};
-Rows RowsOf(int64_t rows, int64_t columns, bool transposed, int64_t stride) {
-  if (transposed) std::swap(rows, columns);
-  return {rows, columns, stride == 0 ? columns : stride};
-}
-Rows RowsOfA(const MatmulShape& shape) {
-  return RowsOf(shape.m, shape.k, shape.transpose_a, shape.lda);
-}
-Rows RowsOfB(const MatmulShape& shape) {
-  return RowsOf(shape.k, shape.n, shape.transpose_b, shape.ldb);
-}
-Rows RowsOfD(const MatmulShape& shape) {
-  return RowsOf(shape.m, shape.n, false, shape.ldd);
 }
 
 absl::Status CheckShape(const MatmulShape& shape) {
@@ -75,29 +56,20 @@ uint32_t AlignmentOf(const void* address) {
 
 }  // namespace
 
-// The library's matrices are column-major: a row-major [rows, columns] is its [columns, rows]. So
-// d = op(a) op(b) is, to it, d' = op(b)' op(a)': b comes first.
-struct GpuMatmul::Plan {
-  explicit Plan(const CublasLt* of) : library(of) {}
-  ~Plan() {
-    if (desc != nullptr) library->MatmulDescDestroy(desc);
-    for (const CublasLt::Layout layout : {first, second, result}) {
-      if (layout != nullptr) library->MatrixLayoutDestroy(layout);
-    }
-  }
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
+MatmulProduct ProductOf(const MatmulShape& shape, const void* a, const void* b, const void* d,
+                        const void* bias) {
+  MatmulProduct product = {.shape = shape,
+                           .a_alignment = AlignmentOf(a),
+                           .b_alignment = AlignmentOf(b),
+                           .d_alignment = AlignmentOf(d),
+                           .bias_alignment = bias != nullptr ? AlignmentOf(bias) : 0};
+  product.shape.accumulate = false;
+  return product;
+}
 
-  const CublasLt* const library;
-  CublasLt::MatmulDesc desc = nullptr;
-  CublasLt::Layout first = nullptr;
-  CublasLt::Layout second = nullptr;
-  CublasLt::Layout result = nullptr;
-  CublasLt::Heuristic chosen = {};
-};
-
-GpuMatmul::GpuMatmul(const CublasLt* library, CublasLt::Handle handle, DeviceBuffer workspace)
-    : library_(library), handle_(handle), workspace_(std::move(workspace)) {}
+GpuMatmul::GpuMatmul(Device* device, const CublasLt* library, CublasLt::Handle handle,
+                     DeviceBuffer workspace)
+    : device_(device), library_(library), handle_(handle), workspace_(std::move(workspace)) {}
 
 GpuMatmul::~GpuMatmul() {
   plans_.clear();
@@ -113,16 +85,24 @@ absl::StatusOr<std::unique_ptr<GpuMatmul>> GpuMatmul::Create(Device* device,
   // On the device, which the handle belongs to.
   FOREBAY_RETURN_IF_ERROR(
       stream->Launch([&](void*) { return Check(library->Create(&handle), "cublasLtCreate", {}); }));
-  return std::unique_ptr<GpuMatmul>(new GpuMatmul(library, handle, std::move(workspace)));
+  return std::unique_ptr<GpuMatmul>(new GpuMatmul(device, library, handle, std::move(workspace)));
 }
 
-absl::Status GpuMatmul::Describe(const PlanKey& key, const void* bias, Plan& plan) const {
-  const MatmulShape& shape = key.shape;
+std::string GpuMatmul::LibraryVersion() const {
+  const size_t version = library_->GetVersion();
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+absl::StatusOr<std::unique_ptr<GpuMatmul::Plan>> GpuMatmul::Describe(
+    const MatmulProduct& product) const {
+  const MatmulShape& shape = product.shape;
+  FOREBAY_RETURN_IF_ERROR(CheckShape(shape));
+  auto plan = std::make_unique<Plan>(library_);
   const int compute = shape.tf32 ? CublasLt::kComputeTf32 : CublasLt::kComputeF32;
-  FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulDescCreate(&plan.desc, compute, CublasLt::kF32),
+  FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulDescCreate(&plan->desc, compute, CublasLt::kF32),
                                 "cublasLtMatmulDescCreate", shape));
   const auto set = [&](int attribute, const auto& value) {
-    return Check(library_->MatmulDescSetAttribute(plan.desc, attribute, &value, sizeof(value)),
+    return Check(library_->MatmulDescSetAttribute(plan->desc, attribute, &value, sizeof(value)),
                  "cublasLtMatmulDescSetAttribute", shape);
   };
   const auto operation = [](bool transposed) {
@@ -130,7 +110,9 @@ absl::Status GpuMatmul::Describe(const PlanKey& key, const void* bias, Plan& pla
   };
   FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeA, operation(shape.transpose_b)));
   FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeB, operation(shape.transpose_a)));
-  if (key.has_bias) {
+  if (product.bias_alignment > 0) {
+    // The library looks at what an address is aligned to.
+    const void* const bias = workspace_.As<std::byte>() + product.bias_alignment;
     FOREBAY_RETURN_IF_ERROR(set(CublasLt::kEpilogue, CublasLt::kAddBias));
     FOREBAY_RETURN_IF_ERROR(set(CublasLt::kBiasPointer, bias));
   }
@@ -140,13 +122,16 @@ absl::Status GpuMatmul::Describe(const PlanKey& key, const void* bias, Plan& pla
                                      static_cast<uint64_t>(matrix.rows), matrix.stride),
         "cublasLtMatrixLayoutCreate", shape);
   };
-  FOREBAY_RETURN_IF_ERROR(layout(plan.first, shape.inputs, RowsOfB(shape)));
-  FOREBAY_RETURN_IF_ERROR(layout(plan.second, shape.inputs, RowsOfA(shape)));
-  return layout(plan.result, shape.output, RowsOfD(shape));
+  FOREBAY_RETURN_IF_ERROR(layout(plan->first, shape.inputs, RowsOfB(shape)));
+  FOREBAY_RETURN_IF_ERROR(layout(plan->second, shape.inputs, RowsOfA(shape)));
+  FOREBAY_RETURN_IF_ERROR(layout(plan->result, shape.output, RowsOfD(shape)));
+  return plan;
 }
 
-absl::Status GpuMatmul::Choose(const PlanKey& key, Plan& plan) const {
-  const MatmulShape& shape = key.shape;
+absl::StatusOr<std::vector<CublasLt::Heuristic>> GpuMatmul::Guess(const MatmulProduct& product,
+                                                                  const Plan& plan,
+                                                                  int most) const {
+  const MatmulShape& shape = product.shape;
   CublasLt::Preference preference = nullptr;
   FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulPreferenceCreate(&preference),
                                 "cublasLtMatmulPreferenceCreate", shape));
@@ -157,60 +142,62 @@ absl::Status GpuMatmul::Choose(const PlanKey& key, Plan& plan) const {
   };
   prefer(CublasLt::kMostWorkspaceBytes, static_cast<uint64_t>(workspace_.size_bytes()));
   prefer(CublasLt::kReductionSchemes, CublasLt::kReduceInOrder);
-  prefer(CublasLt::kAlignmentOfA, key.b_alignment);
-  prefer(CublasLt::kAlignmentOfB, key.a_alignment);
-  prefer(CublasLt::kAlignmentOfC, key.d_alignment);
-  prefer(CublasLt::kAlignmentOfD, key.d_alignment);
+  prefer(CublasLt::kAlignmentOfA, product.b_alignment);
+  prefer(CublasLt::kAlignmentOfB, product.a_alignment);
+  prefer(CublasLt::kAlignmentOfC, product.d_alignment);
+  prefer(CublasLt::kAlignmentOfD, product.d_alignment);
+  std::vector<CublasLt::Heuristic> found(static_cast<size_t>(most));
   int num_found = 0;
   if (status == CublasLt::kSuccess) {
     status =
         library_->MatmulAlgoGetHeuristic(handle_, plan.desc, plan.first, plan.second, plan.result,
-                                         plan.result, preference, 1, &plan.chosen, &num_found);
+                                         plan.result, preference, most, found.data(), &num_found);
   }
   library_->MatmulPreferenceDestroy(preference);
   FOREBAY_RETURN_IF_ERROR(Check(status, "cublasLtMatmulAlgoGetHeuristic", shape));
-  if (num_found == 0) {
-    return EnvironmentError(fmt::format(
-        "cuBLASLt has no algorithm for a product of [{}, {}] and [{}, {}] ({}) on this GPU. A card "
-        "of compute capability 7.5 has none of bf16: use fp16",
-        shape.m, shape.k, shape.k, shape.n, NameOf(shape.inputs)));
-  }
-  return absl::OkStatus();
+  found.resize(static_cast<size_t>(num_found));
+  std::erase_if(found, [](const auto& guess) { return guess.status != CublasLt::kSuccess; });
+  if (!found.empty()) return found;
+  return EnvironmentError(fmt::format(
+      "cuBLASLt has no algorithm for a product of [{}, {}] and [{}, {}] ({}) on this GPU. A card "
+      "of compute capability 7.5 has none of bf16: use fp16",
+      shape.m, shape.k, shape.k, shape.n, NameOf(shape.inputs)));
 }
 
-absl::StatusOr<GpuMatmul::Plan*> GpuMatmul::PlanFor(const PlanKey& key, const void* bias) {
-  if (const auto it = plans_.find(key); it != plans_.end()) return it->second.get();
-  FOREBAY_RETURN_IF_ERROR(CheckShape(key.shape));
-  auto plan = std::make_unique<Plan>(library_);
-  FOREBAY_RETURN_IF_ERROR(Describe(key, bias, *plan));
-  FOREBAY_RETURN_IF_ERROR(Choose(key, *plan));
-  return plans_.emplace(key, std::move(plan)).first->second.get();
+absl::StatusOr<GpuMatmul::Plan*> GpuMatmul::PlanFor(const MatmulProduct& product) {
+  if (const auto it = plans_.find(product); it != plans_.end()) return it->second.get();
+  FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<Plan> plan, Describe(product));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<CublasLt::Heuristic> guesses,
+                           Guess(product, *plan, 1));
+  plan->algorithm = guesses.front().algorithm;
+  return plans_.emplace(product, std::move(plan)).first->second.get();
+}
+
+absl::Status GpuMatmul::Enqueue(const MatmulShape& shape, Plan& plan, const Operands& operands,
+                                Stream& stream, void* native_stream) const {
+  const void* const bias = operands.bias;
+  if (bias != nullptr) {
+    FOREBAY_RETURN_IF_ERROR(Check(
+        library_->MatmulDescSetAttribute(plan.desc, CublasLt::kBiasPointer, &bias, sizeof(bias)),
+        "cublasLtMatmulDescSetAttribute", shape));
+  }
+  const float alpha = 1;
+  const float beta = shape.accumulate ? 1 : 0;
+  const int status = library_->Matmul(
+      handle_, plan.desc, &alpha, operands.b, plan.first, operands.a, plan.second, &beta,
+      operands.d, plan.result, operands.d, plan.result, &plan.algorithm, workspace_.address(),
+      static_cast<size_t>(workspace_.size_bytes()), native_stream);
+  // Where the GPU is lost, CUDA says so, and what to do; the library does not.
+  if (status != CublasLt::kSuccess) FOREBAY_RETURN_IF_ERROR(stream.Await());
+  return Check(status, "cublasLtMatmul", shape);
 }
 
 absl::Status GpuMatmul::Multiply(const MatmulShape& shape, const void* a, const void* b, void* d,
                                  Stream& stream, const void* bias) {
   return stream.Launch([&](void* native_stream) -> absl::Status {
-    const PlanKey key = {.shape = shape,
-                         .a_alignment = AlignmentOf(a),
-                         .b_alignment = AlignmentOf(b),
-                         .d_alignment = AlignmentOf(d),
-                         .has_bias = bias != nullptr};
     const std::lock_guard lock(mutex_);  // also of the bias, which a plan has one of
-    FOREBAY_ASSIGN_OR_RETURN(Plan* const plan, PlanFor(key, bias));
-    if (bias != nullptr) {
-      FOREBAY_RETURN_IF_ERROR(Check(
-          library_->MatmulDescSetAttribute(plan->desc, CublasLt::kBiasPointer, &bias, sizeof(bias)),
-          "cublasLtMatmulDescSetAttribute", shape));
-    }
-    const float alpha = 1;
-    const float beta = shape.accumulate ? 1 : 0;
-    const int status = library_->Matmul(
-        handle_, plan->desc, &alpha, b, plan->first, a, plan->second, &beta, d, plan->result, d,
-        plan->result, &plan->chosen.algorithm, workspace_.address(),
-        static_cast<size_t>(workspace_.size_bytes()), native_stream);
-    // Where the GPU is lost, CUDA says so, and what to do; the library does not.
-    if (status != CublasLt::kSuccess) FOREBAY_RETURN_IF_ERROR(stream.Await());
-    return Check(status, "cublasLtMatmul", shape);
+    FOREBAY_ASSIGN_OR_RETURN(Plan* const plan, PlanFor(ProductOf(shape, a, b, d, bias)));
+    return Enqueue(shape, *plan, {a, b, d, bias}, stream, native_stream);
   });
 }
 

@@ -1,11 +1,13 @@
 // Matrix products on a GPU, by cuBLASLt: row-major, bf16, fp16 or fp32, with fp32 sums.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
@@ -34,8 +36,24 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;
 };
 
-// The library chooses an algorithm when a shape is first seen, from those that add in one order: so
-// a product has the same bits each time on one card and library.
+// What an algorithm is for: a shape (which `accumulate` is no part of), and what operands are
+// aligned to. Alignments are bytes, 16 at most: so the bits of a product do not depend on where its
+// operands happen to lie, as long as all are aligned.
+struct MatmulProduct {
+  MatmulShape shape;
+  uint32_t a_alignment = 16;
+  uint32_t b_alignment = 16;
+  uint32_t d_alignment = 16;
+  uint32_t bias_alignment = 0;  // 0: it has none
+
+  auto operator<=>(const MatmulProduct&) const = default;
+};
+MatmulProduct ProductOf(const MatmulShape& shape, const void* a, const void* b, const void* d,
+                        const void* bias);
+
+// Of all algorithms that the library has for a product, those alone are taken that add in one
+// order: so a product has the same bits each time on one card and library. Which of them it is,
+// Tune finds by time, and Use knows from then; the library guesses it of all other products.
 //
 // Thread-safe; products of one object go to one stream at a time, as they share a workspace.
 class GpuMatmul {
@@ -57,29 +75,46 @@ class GpuMatmul {
   absl::Status Multiply(const MatmulShape& shape, const void* a, const void* b, void* d,
                         Stream& stream, const void* bias = nullptr);
 
+  // Has `product` computed by this algorithm, before it is multiplied first; false: the library
+  // does not take it, and nothing is changed. The errors of Multiply.
+  absl::StatusOr<bool> Use(const MatmulProduct& product, const CublasLt::Algorithm& algorithm);
+  // Measures the algorithms of `product`, before it is multiplied first, and has it computed by the
+  // one that it gives. `memory`: the device's, OperandBytes(product) of any contents, which are
+  // overwritten. Waits for `stream`. The errors of Multiply.
+  absl::StatusOr<CublasLt::Algorithm> Tune(const MatmulProduct& product, std::byte* memory,
+                                           Stream& stream);
+  static int64_t OperandBytes(const MatmulProduct& product);
+  // "13.0.1"
+  std::string LibraryVersion() const;
+
  private:
   struct Plan;
-  // An algorithm is chosen for each. Alignments are bytes, 16 at most: so the bits of a product do
-  // not depend on where its operands happen to lie, as long as all are aligned.
-  struct PlanKey {
-    MatmulShape shape;
-    uint32_t a_alignment;
-    uint32_t b_alignment;
-    uint32_t d_alignment;
-    bool has_bias;
-
-    auto operator<=>(const PlanKey&) const = default;
+  // The addresses of one call.
+  struct Operands {
+    const void* a = nullptr;
+    const void* b = nullptr;
+    void* d = nullptr;
+    const void* bias = nullptr;
   };
-  GpuMatmul(const CublasLt* library, CublasLt::Handle handle, DeviceBuffer workspace);
-  absl::StatusOr<Plan*> PlanFor(const PlanKey& key, const void* bias);
-  absl::Status Describe(const PlanKey& key, const void* bias, Plan& plan) const;
-  absl::Status Choose(const PlanKey& key, Plan& plan) const;
+  GpuMatmul(Device* device, const CublasLt* library, CublasLt::Handle handle,
+            DeviceBuffer workspace);
+  absl::StatusOr<std::unique_ptr<Plan>> Describe(const MatmulProduct& product) const;
+  // The library's guesses, `most` at most, the best first; one at least.
+  absl::StatusOr<std::vector<CublasLt::Heuristic>> Guess(const MatmulProduct& product,
+                                                         const Plan& plan, int most) const;
+  absl::StatusOr<Plan*> PlanFor(const MatmulProduct& product);
+  absl::Status Enqueue(const MatmulShape& shape, Plan& plan, const Operands& operands,
+                       Stream& stream, void* native_stream) const;
+  // The median of a few runs, behind one that is not counted.
+  absl::StatusOr<double> SecondsOf(const MatmulProduct& product, Plan& plan,
+                                   const Operands& operands, Stream& stream) const;
 
+  Device* const device_;
   const CublasLt* const library_;
   const CublasLt::Handle handle_;
   const DeviceBuffer workspace_;
   std::mutex mutex_;
-  std::map<PlanKey, std::unique_ptr<Plan>> plans_;
+  std::map<MatmulProduct, std::unique_ptr<Plan>> plans_;
 };
 
 }  // namespace forebay

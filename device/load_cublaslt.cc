@@ -20,6 +20,7 @@ bool Find(void* library, const char* name, Function& function) {
 const char* FindAll(void* library, CublasLt& table) {
 #define FOREBAY_FIND(name) \
   if (!Find(library, "cublasLt" #name, table.name)) return "cublasLt" #name
+  FOREBAY_FIND(GetVersion);
   FOREBAY_FIND(Create);
   FOREBAY_FIND(Destroy);
   FOREBAY_FIND(MatmulDescCreate);
@@ -31,6 +32,7 @@ const char* FindAll(void* library, CublasLt& table) {
   FOREBAY_FIND(MatmulPreferenceDestroy);
   FOREBAY_FIND(MatmulPreferenceSetAttribute);
   FOREBAY_FIND(MatmulAlgoGetHeuristic);
+  FOREBAY_FIND(MatmulAlgoCheck);
   FOREBAY_FIND(Matmul);
 #undef FOREBAY_FIND
   return nullptr;

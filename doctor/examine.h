@@ -1,6 +1,7 @@
 // Judges what is there: pure functions of the facts.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "forebay/doctor/check.h"
@@ -15,5 +16,8 @@ std::vector<Check> Examine(const MachineFacts& facts);
 std::vector<Check> ExamineHost(const MachineFacts& facts);
 std::vector<Check> ExamineDisk(const DiskFacts& disk);
 std::vector<Check> ExamineGpu(const GpuFacts& gpu);
+
+// "CUDA 13.0, no driver, cuBLASLt /usr/lib/libcublasLt.so.13"
+std::string DescribeLibraries(const CudaInfo& cuda);
 
 }  // namespace forebay

@@ -86,6 +86,15 @@ Check OfCublasLt(const CudaInfo& cuda) {
 
 }  // namespace
 
+std::string DescribeLibraries(const CudaInfo& cuda) {
+  if (!cuda.is_built_in) return "without CUDA";
+  const std::string driver = cuda.driver_version > 0
+                                 ? "a driver for CUDA " + CudaVersion(cuda.driver_version)
+                                 : "no driver";
+  return fmt::format("CUDA {}, {}, {}", CudaVersion(cuda.runtime_version), driver,
+                     cuda.cublaslt_file.empty() ? "no cuBLASLt" : "cuBLASLt " + cuda.cublaslt_file);
+}
+
 std::vector<Check> ExamineGpu(const GpuFacts& gpu) {
   if (!gpu.cuda.is_built_in) return {WithoutCudaCode(gpu)};
   std::vector<Check> checks = {OfDriver(gpu)};

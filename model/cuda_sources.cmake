@@ -14,6 +14,7 @@ if(FOREBAY_HAVE_CUDA)
     cuda_decoder/cuda_block.cc
     cuda_decoder/cuda_layer_compute.cc
     cuda_decoder/cuda_sequences.cc
+    cuda_decoder/decoder_products.cc
     cuda_decoder/gpu_activations.cc
     cuda_decoder/sequence_cache.cc)
   set(MODEL_cuda_KERNELS

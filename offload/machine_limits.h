@@ -29,6 +29,7 @@ struct GpuLimits {
   std::string name;        // empty: there is none, or nobody asked
   std::string why_none;    // an error's message
   int64_t free_bytes = 0;  // of its memory
+  bool has_bf16 = true;
 };
 
 // How fast the machine is, as it was measured or said; 0: not known.

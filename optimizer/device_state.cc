@@ -1,5 +1,6 @@
 #include "forebay/optimizer/device_state.h"
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -10,7 +11,7 @@
 namespace forebay {
 
 int64_t DeviceState::WorkBytes(const TileMap& tiles, DType gradient_dtype) {
-  return tiles.max_weight_bytes() + tiles.max_tile_elems() * SizeOf(gradient_dtype);
+  return kNumPlaces * (tiles.max_weight_bytes() + tiles.max_tile_elems() * SizeOf(gradient_dtype));
 }
 
 int64_t DeviceState::ChargedBytes(const TileMap& tiles) {
@@ -42,8 +43,24 @@ absl::Status DeviceState::MakeMemory(Device* device, const Placement& placement,
         landing.memory,
         TransferBuffer::Create(store_, budget, "optimizer state from and to the GPU",
                                tiles_.max_state_bytes(), tiles_.max_state_bytes(), device));
+    FOREBAY_ASSIGN_OR_RETURN(landing.is_there, device->CreateEvent());
   }
+  FOREBAY_ASSIGN_OR_RETURN(to_device_, device->CreateStream());
   FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(to_host_, device->CreateStream());
+  return MakePlaces(device);
+}
+
+absl::Status DeviceState::MakePlaces(Device* device) {
+  std::byte* at = on_device_.address();
+  for (Place& place : places_) {
+    place.weights = at;
+    place.gradient = at + tiles_.max_weight_bytes();
+    at = place.gradient + tiles_.max_tile_elems() * SizeOf(gradient_dtype_);
+    for (std::unique_ptr<Event>* event : {&place.is_there, &place.is_updated, &place.is_back}) {
+      FOREBAY_ASSIGN_OR_RETURN(*event, device->CreateEvent());
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -85,34 +102,67 @@ absl::Status DeviceState::TakeRead(Landing& landing) {
   const std::span<std::byte> to = StateOf(tile);
   const std::span<std::byte> state = landing.memory.bytes().first(to.size());
   FOREBAY_RETURN_IF_ERROR(store_->VerifyState(tile, state));
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(to.data(), state));
-  return stream_->Await();
+  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(to.data(), state));
+  return to_device_->Await();
 }
 
 absl::StatusOr<DeviceState::Planes> DeviceState::Begin(int tile, std::span<const std::byte> weights,
                                                        std::span<const std::byte> gradient) {
-  Planes planes;
-  planes.weights = {on_device_.address(), weights.size()};
-  planes.gradient = {on_device_.address() + tiles_.max_weight_bytes(), gradient.size()};
-  planes.state = StateOf(tile);
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(planes.weights.data(), weights));
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(planes.gradient.data(), gradient));
-  return planes;
+  FOREBAY_CHECK(num_begun_ - num_awaited_ < kNumPlaces);
+  Place& place = PlaceAt(num_begun_++);
+  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.weights, weights));
+  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.gradient, gradient));
+  FOREBAY_RETURN_IF_ERROR(to_device_->Record(*place.is_there));
+  FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*place.is_there));
+  return Planes{.weights = {place.weights, weights.size()},
+                .state = StateOf(tile),
+                .gradient = {place.gradient, gradient.size()}};
 }
 
-absl::Status DeviceState::Finish(std::span<std::byte> weights) {
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(weights, on_device_.address()));
-  return stream_->Await();
+absl::Status DeviceState::AwaitInputs() {
+  return PlaceAt(num_begun_ - 1).is_there->Await();
 }
 
-absl::StatusOr<std::span<std::byte>> DeviceState::CopyBack(int tile, std::span<std::byte> weights) {
+absl::StatusOr<std::span<std::byte>> DeviceState::CopyBack(int tile) {
   FOREBAY_ASSIGN_OR_RETURN(Landing* const landing, NextLanding());
   landing->written_tile = tile;
   const std::span<std::byte> from = StateOf(tile);
   const std::span<std::byte> state = landing->memory.bytes().first(from.size());
-  FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(state, from.data()));
-  FOREBAY_RETURN_IF_ERROR(weights.empty() ? stream_->Await() : Finish(weights));
+  FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(state, from.data()));
+  FOREBAY_RETURN_IF_ERROR(to_host_->Record(*landing->is_there));
   return state;
+}
+
+absl::Status DeviceState::AwaitCopyBack(int tile) {
+  const auto landing = std::ranges::find(landings_, tile, &Landing::written_tile);
+  FOREBAY_CHECK(landing != landings_.end());
+  return landing->is_there->Await();
+}
+
+absl::StatusOr<std::span<std::byte>> DeviceState::End(int tile, std::span<std::byte> weights,
+                                                      bool with_state) {
+  Place& place = PlaceAt(num_begun_ - 1);
+  FOREBAY_RETURN_IF_ERROR(stream_->Record(*place.is_updated));
+  FOREBAY_RETURN_IF_ERROR(to_host_->WaitFor(*place.is_updated));
+  std::span<std::byte> state;
+  if (with_state) {
+    FOREBAY_ASSIGN_OR_RETURN(state, CopyBack(tile));
+  }
+  FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(weights, place.weights));
+  FOREBAY_RETURN_IF_ERROR(to_host_->Record(*place.is_back));
+  return state;
+}
+
+absl::Status DeviceState::Await() {
+  FOREBAY_CHECK(num_awaited_ < num_begun_);
+  return PlaceAt(num_awaited_++).is_back->Await();
+}
+
+void DeviceState::AwaitAll() {
+  for (Stream* stream : {to_device_.get(), stream_.get(), to_host_.get()}) {
+    stream->Await().IgnoreError();
+  }
+  num_awaited_ = num_begun_;
 }
 
 }  // namespace forebay

@@ -22,6 +22,11 @@
 
 namespace forebay {
 
+//
+//   to_device_  weights, gradient of 0 | of 1         | of 2
+//   stream_                              update of 0   | of 1
+//   to_host_                                            weights, state of 0 | of 1
+//
 // Owned by one thread at a time. A buffer in RAM waits for nothing but the write that was started
 // from it before, so waiting ends.
 class DeviceState {
@@ -36,7 +41,7 @@ class DeviceState {
                                                              MemoryBudget* device_budget,
                                                              MemoryBudget* budget);
 
-  // Beside the state itself (Placement::device_state_bytes): weights and gradient of a tile.
+  // Beside the state itself (Placement::device_state_bytes): weights and gradients of two tiles.
   static int64_t WorkBytes(const TileMap& tiles, DType gradient_dtype);
   static int64_t ChargedBytes(const TileMap& tiles);
 
@@ -50,18 +55,33 @@ class DeviceState {
     std::span<std::byte> state;
     std::span<std::byte> gradient;
   };
-  // Begins to bring weights and gradient of `tile` there, which are borrowed until Finish or
-  // CopyBack, or after an error until stream() is awaited. Work that stream() is given next finds
-  // them. Requires: `tile` lives there.
+  // A tile's update: Begin, what stream() is given then, End, and Await. Its copies are made beside
+  // the update of the tile before, which may be awaited as late as when this has ended.
+  //
+  // Begins to bring weights and gradient of `tile` there, which are borrowed: the gradient until
+  // AwaitInputs, both until Await, or after an error until AwaitAll. Requires: `tile` lives there,
+  // and one other at most is not awaited.
   absl::StatusOr<Planes> Begin(int tile, std::span<const std::byte> weights,
                                std::span<const std::byte> gradient);
+  // Work that it is given between Begin and End finds the planes.
   Stream& stream() { return *stream_; }
-  // Brings the weights back to `weights`, behind all that stream() was given, and waits for it.
-  absl::Status Finish(std::span<std::byte> weights);
-  // Brings the tile's state to RAM, for a write, and weights, where a span for them is given. Waits
-  // for both. The state is the caller's until the write of this tile has ended, which has to be the
-  // next that begins.
-  absl::StatusOr<std::span<std::byte>> CopyBack(int tile, std::span<std::byte> weights = {});
+  // Of the tile that began last.
+  absl::Status AwaitInputs();
+  // Begins to bring weights to `weights`, behind all that stream() was given, and the state to RAM
+  // if it is to be written (`with_state`): it will lie in what is returned, and is the caller's
+  // until the write of this tile has ended, which has to begin before three more tiles do.
+  // Requires: `tile` began last.
+  absl::StatusOr<std::span<std::byte>> End(int tile, std::span<std::byte> weights, bool with_state);
+  // All of the oldest that has ended, and was not awaited.
+  absl::Status Await();
+  // Nothing borrows anything when it returns, whatever failed.
+  void AwaitAll();
+
+  // Begins to bring the tile's state to RAM, for a write, as End does; it is there when
+  // AwaitCopyBack returns. Requires: no tile is being updated; three others at most whose writes
+  // did not begin.
+  absl::StatusOr<std::span<std::byte>> CopyBack(int tile);
+  absl::Status AwaitCopyBack(int tile);
 
  private:
   // In RAM.
@@ -70,13 +90,23 @@ class DeviceState {
     IoOp read;
     int read_tile = -1;     // that is read into it; -1: none is
     int written_tile = -1;  // whose write may still borrow it; -1: none
+    std::unique_ptr<Event> is_there;
   };
+  // On the device, of a tile that is being updated.
+  struct Place {
+    std::byte* weights = nullptr;
+    std::byte* gradient = nullptr;
+    std::unique_ptr<Event> is_there, is_updated, is_back;
+  };
+  static constexpr int64_t kNumPlaces = 2;
   DeviceState(DType gradient_dtype, TensorStore* store, TileWrites* writes)
       : gradient_dtype_(gradient_dtype), store_(store), tiles_(store->tiles()), writes_(writes) {}
 
+  Place& PlaceAt(int64_t number) { return places_[static_cast<size_t>(number % kNumPlaces)]; }
   std::span<std::byte> StateOf(int tile) const;
   absl::Status MakeMemory(Device* device, const Placement& placement, MemoryBudget* device_budget,
                           MemoryBudget* budget);
+  absl::Status MakePlaces(Device* device);
   // The buffer that was used longest ago, when it is free.
   absl::StatusOr<Landing*> NextLanding();
   // Brings what is read into it, if anything is, to the device.
@@ -86,13 +116,16 @@ class DeviceState {
   TensorStore* const store_;
   const TileMap& tiles_;
   TileWrites* const writes_;
-  // In this order: the stream ends before the memory that it uses.
-  DeviceAllocation on_device_;         // weights and gradient of a tile, then the state
+  // In this order: streams end before the memory that they use, and what they wait for.
+  DeviceAllocation on_device_;         // the places, then the state
   std::vector<int64_t> offset_bytes_;  // by tile, in on_device_; -1: it does not live there
+  std::array<Place, kNumPlaces> places_;
+  int64_t num_begun_ = 0;  // tiles, since the beginning
+  int64_t num_awaited_ = 0;
   // One is filled while others are written from.
   std::array<Landing, 4> landings_;
   size_t next_landing_ = 0;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stream> to_device_, stream_, to_host_;
 };
 
 }  // namespace forebay

@@ -75,15 +75,28 @@ struct OffloadedOptimizer::Impl {
                             std::span<const std::byte> gradient);
   // Where the state of `tile` is in RAM; empty: it is on the device.
   std::span<std::byte> StateIn(const StagingBuffer& buffer, int tile);
-  // Updates the tile, and starts its write-backs.
-  absl::Status UpdateAndWrite(int tile, TileMemory memory);
+  // Updates the tile, and starts its write-backs; where its state lives on the device they are
+  // started by what comes next of this, or of EndOnDevice.
+  absl::Status UpdateAndWrite(int tile, const TileMemory& memory);
+  void StartWrites(int tile, const TileMemory& memory);
   // `part`: as TensorStore has it.
   absl::Status ForEachPart(int tile, absl::FunctionRef<absl::Status(int64_t part)> task);
   absl::Status VerifyPart(int tile, int64_t part, const TileMemory& memory) const;
   void SealPart(int tile, int64_t part, const TileMemory& memory);
   absl::Status UpdateOnHost(int tile, const TileMemory& memory);
-  absl::Status UpdateOnDevice(int tile, TileMemory& memory);
-  absl::Status ComputeOnDevice(int tile, TileMemory& memory);
+  // A tile on the device. `state`: where it comes to, if it is to be written.
+  struct OnDevice {
+    int tile = -1;
+    TileMemory memory;
+  };
+  absl::Status UpdateOnDevice(int tile, const TileMemory& memory);
+  absl::Status ComputeOnDevice(OnDevice& begun);
+  // Of the tile in `on_device`, if there is one.
+  absl::Status AwaitOnDevice();
+  // The same behind tiles of which `status` is the first error; nothing is borrowed then.
+  absl::Status EndOnDevice(absl::Status status);
+  // Seals it, and starts its write. -1: none.
+  absl::Status WriteState(int tile, std::span<std::byte> state);
   std::span<std::byte> HostState(int tile) {
     return host_state.bytes().subspan(host_state_offset_bytes[tile],
                                       tiles.StateBytes(tiles.tiles()[tile]));
@@ -163,6 +176,7 @@ struct OffloadedOptimizer::Impl {
   std::vector<bool> weights_deferred;
   std::vector<bool> state_deferred;
   double tile_wait_s = 0;  // of the layer being updated
+  OnDevice on_device;      // what was begun there last; tile -1: nothing
 
   mutable std::mutex mutex;
   absl::Status failure;  // mutex: of an update; no further one is taken

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <mutex>
 #include <span>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/activity.h"
@@ -48,17 +49,20 @@ absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> wei
                 impl.tiles.layer_elems(layer) * WeightBytesPerElem(impl.tiles.layout()));
   const Stopwatch stopwatch;
   impl.tile_wait_s = 0;
+  absl::Status status;
   for (int i = impl.tiles.first_tile(layer); i < impl.tiles.first_tile(layer + 1); ++i) {
     const Tile& tile = impl.tiles.tiles()[i];
-    const absl::Status status = impl.UpdateTile(
+    status = impl.UpdateTile(
         i, weights.subspan(tile.first_elem * WeightBytesPerElem(impl.tiles.layout()),
                            impl.tiles.WeightBytes(tile)));
-    if (!status.ok()) {
-      std::lock_guard lock(impl.mutex);
-      impl.failure = Annotate(status, fmt::format("step {}: updating layer '{}'", impl.step.step,
-                                                  impl.store->inventory().layers()[layer].name));
-      return impl.failure;
-    }
+    if (!status.ok()) break;
+  }
+  status = impl.EndOnDevice(status);
+  if (!status.ok()) {
+    std::lock_guard lock(impl.mutex);
+    impl.failure = Annotate(status, fmt::format("step {}: updating layer '{}'", impl.step.step,
+                                                impl.store->inventory().layers()[layer].name));
+    return impl.failure;
   }
   {
     std::lock_guard lock(impl.mutex);
@@ -106,8 +110,8 @@ absl::Status OffloadedOptimizer::Impl::UpdateBeside(int tile, const StagingBuffe
           : resident_weights[static_cast<size_t>(spec.layer)].subspan(
                 static_cast<size_t>(spec.first_elem * WeightBytesPerElem(tiles.layout())),
                 static_cast<size_t>(tiles.WeightBytes(spec)));
-  const absl::Status status =
-      UpdateAndWrite(tile, {weights, StateIn(buffer, tile), gradient.first(GradientBytes(spec))});
+  const absl::Status status = EndOnDevice(
+      UpdateAndWrite(tile, {weights, StateIn(buffer, tile), gradient.first(GradientBytes(spec))}));
   if (!status.ok()) {
     return Annotate(status, fmt::format("step {}: updating layer '{}'", step.step,
                                         store->inventory().layers()[spec.layer].name));
@@ -124,18 +128,20 @@ std::span<std::byte> OffloadedOptimizer::Impl::StateIn(const StagingBuffer& buff
                                    : HostState(tile);
 }
 
-absl::Status OffloadedOptimizer::Impl::UpdateAndWrite(int tile, TileMemory memory) {
+absl::Status OffloadedOptimizer::Impl::UpdateAndWrite(int tile, const TileMemory& memory) {
+  const TraceScope trace("update", {.layer = tiles.tiles()[tile].layer, .tile = tile});
+  if (placement.state[tile] == Tier::kDevice) return UpdateOnDevice(tile, memory);
+  FOREBAY_RETURN_IF_ERROR(UpdateOnHost(tile, memory));
+  StartWrites(tile, memory);
+  return absl::OkStatus();
+}
+
+void OffloadedOptimizer::Impl::StartWrites(int tile, const TileMemory& memory) {
   const Tile& spec = tiles.tiles()[tile];
-  {
-    const TraceScope trace("update", {.layer = spec.layer, .tile = tile});
-    FOREBAY_RETURN_IF_ERROR(placement.state[tile] == Tier::kDevice ? UpdateOnDevice(tile, memory)
-                                                                   : UpdateOnHost(tile, memory));
-  }
   state_deferred[tile] = !WritesState(tile);
   if (!state_deferred[tile]) writes->StartState(tile, memory.state, step.step);
   weights_deferred[tile] = !WritesWeights(spec);
   if (!weights_deferred[tile]) writes->StartWeights(tile, memory.weights, step.step);
-  return absl::OkStatus();
 }
 
 // ---- A tile ------------------------------------------------------------------------------------
@@ -193,29 +199,26 @@ absl::Status OffloadedOptimizer::Impl::UpdateOnHost(int tile, const TileMemory& 
   });
 }
 
-// The same, with the state where it lives. If it is to be written, it comes to `memory.state`.
-absl::Status OffloadedOptimizer::Impl::UpdateOnDevice(int tile, TileMemory& memory) {
+// The same, with the state where it lives. The tile before is done with meanwhile, so that its
+// copies are made beside this update.
+absl::Status OffloadedOptimizer::Impl::UpdateOnDevice(int tile, const TileMemory& memory) {
   if (staged->Needs(tile)) {
     FOREBAY_RETURN_IF_ERROR(
         ForEachPart(tile, [&](int64_t part) { return VerifyPart(tile, part, memory); }));
   }
-  const absl::Status status = ComputeOnDevice(tile, memory);
-  if (!status.ok()) {
-    // Copies that were enqueued still read and write the caller's memory.
-    device_state->stream().Await().IgnoreError();
-    return status;
-  }
-  if (!WritesState(tile) && !WritesWeights(tiles.tiles()[tile])) return absl::OkStatus();
-  return ForEachPart(tile, [&](int64_t part) {
-    SealPart(tile, part, memory);
-    return absl::OkStatus();
-  });
+  OnDevice begun = {tile, memory};
+  FOREBAY_RETURN_IF_ERROR(ComputeOnDevice(begun));
+  FOREBAY_RETURN_IF_ERROR(AwaitOnDevice());
+  on_device = begun;
+  // Other tiles are read into its buffers from now on.
+  return staged->Needs(tile) ? device_state->AwaitInputs() : absl::OkStatus();
 }
 
-absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(int tile, TileMemory& memory) {
-  const Tile& spec = tiles.tiles()[tile];
+absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(OnDevice& begun) {
+  TileMemory& memory = begun.memory;
+  const Tile& spec = tiles.tiles()[begun.tile];
   FOREBAY_ASSIGN_OR_RETURN(const DeviceState::Planes planes,
-                           device_state->Begin(tile, memory.weights, memory.gradient));
+                           device_state->Begin(begun.tile, memory.weights, memory.gradient));
   TileRun whole = WholeRun(spec, planes.weights, planes.state);
   whole.gradient = planes.gradient.data();
   const bool on_host = options.device->kind() == DeviceKind::kHost;
@@ -229,9 +232,32 @@ absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(int tile, TileMemory& mem
                         return absl::OkStatus();
                       });
   }));
-  if (!WritesState(tile)) return device_state->Finish(memory.weights);
-  FOREBAY_ASSIGN_OR_RETURN(memory.state, device_state->CopyBack(tile, memory.weights));
+  FOREBAY_ASSIGN_OR_RETURN(memory.state,
+                           device_state->End(begun.tile, memory.weights, WritesState(begun.tile)));
   return absl::OkStatus();
+}
+
+absl::Status OffloadedOptimizer::Impl::AwaitOnDevice() {
+  const auto [tile, memory] = std::exchange(on_device, {});
+  if (tile < 0) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(device_state->Await());
+  if (WritesState(tile) || WritesWeights(tiles.tiles()[tile])) {
+    FOREBAY_RETURN_IF_ERROR(ForEachPart(tile, [&, tile = tile, &memory = memory](int64_t part) {
+      SealPart(tile, part, memory);
+      return absl::OkStatus();
+    }));
+  }
+  StartWrites(tile, memory);
+  return absl::OkStatus();
+}
+
+absl::Status OffloadedOptimizer::Impl::EndOnDevice(absl::Status status) {
+  if (status.ok()) status = AwaitOnDevice();
+  if (status.ok() || device_state == nullptr) return status;
+  // Copies that were enqueued still read and write the caller's memory.
+  device_state->AwaitAll();
+  on_device = {};
+  return status;
 }
 
 // Without its gradient's address.
@@ -287,6 +313,9 @@ absl::Status OffloadedOptimizer::WriteDeferredState() {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(!impl.AnyIsDue());
+  // A tile comes from the device while the one before is sealed.
+  int before = -1;
+  std::span<std::byte> state_before;
   for (int i = 0; i < impl.tiles.num_streamed_tiles(); ++i) {
     if (!impl.state_deferred[i]) continue;
     std::span<std::byte> state;
@@ -295,12 +324,23 @@ absl::Status OffloadedOptimizer::WriteDeferredState() {
     } else {
       state = impl.HostState(i);
     }
-    impl.pool.ParallelFor(NumSealParts(impl.tiles.tiles()[i]),
-                          [&](int64_t part) { impl.store->SealState(i, part, state); });
-    FOREBAY_RETURN_IF_ERROR(impl.writes->AwaitState(i));
-    impl.writes->StartState(i, state, impl.step.step);
-    impl.state_deferred[i] = false;
+    FOREBAY_RETURN_IF_ERROR(impl.WriteState(before, state_before));
+    before = i;
+    state_before = state;
   }
+  return impl.WriteState(before, state_before);
+}
+
+absl::Status OffloadedOptimizer::Impl::WriteState(int tile, std::span<std::byte> state) {
+  if (tile < 0) return absl::OkStatus();
+  if (placement.state[tile] == Tier::kDevice) {
+    FOREBAY_RETURN_IF_ERROR(device_state->AwaitCopyBack(tile));
+  }
+  pool.ParallelFor(NumSealParts(tiles.tiles()[tile]),
+                   [&](int64_t part) { store->SealState(tile, part, state); });
+  FOREBAY_RETURN_IF_ERROR(writes->AwaitState(tile));
+  writes->StartState(tile, state, step.step);
+  state_deferred[tile] = false;
   return absl::OkStatus();
 }
 

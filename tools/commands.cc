@@ -1,12 +1,14 @@
 #include "forebay/tools/commands.h"
 
+#include "forebay/doctor/examine.h"
 #include "forebay/tools/cmd_version.h"
 
 namespace forebay {
 namespace {
 
 std::unique_ptr<Command> MakeVersionCommand() {
-  return std::make_unique<VersionCommand>("forebay");
+  return std::make_unique<VersionCommand>("forebay",
+                                          [] { return DescribeLibraries(AskCudaLibraries()); });
 }
 
 std::vector<CommandEntry> ForebayCommands() {

@@ -16,8 +16,6 @@ namespace {
 
 // No power of two: grids that take it for one show.
 constexpr int kNumMultiprocessors = 3;
-constexpr int kCapabilityMajor = 8;
-constexpr int kCapabilityMinor = 0;
 
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_gpu = 0;
@@ -95,18 +93,19 @@ cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t
   const cudaError_t error = CheckShape(grid, block, shared_bytes);
   if (error != cudaSuccess) return Give(error);
   ++TheGpu().counters.num_launches;
-  TheGpu().streams.Enqueue(stream, {.run = [=, thread = std::move(thread)] {
-                             RunGrid(grid, block, shared_bytes, thread);
-                           }});
+  TheGpu().streams.Enqueue(
+      stream,
+      {.run = [=, thread = std::move(thread)] { RunGrid(grid, block, shared_bytes, thread); },
+       .seconds = kLaunchSeconds});
   return cudaSuccess;
 }
 
-cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work) {
+cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work, double seconds) {
   const Locked locked;
   if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   if (stream->gpu != current_gpu) return Give(cudaErrorInvalidResourceHandle);
   ++TheGpu().counters.num_launches;
-  TheGpu().streams.Enqueue(stream, {.run = std::move(work)});
+  TheGpu().streams.Enqueue(stream, {.run = std::move(work), .seconds = seconds});
   return cudaSuccess;
 }
 
@@ -120,6 +119,9 @@ using forebay::emulation::Give;
 using forebay::emulation::Gpu;
 using forebay::emulation::IsGpu;
 using forebay::emulation::IsPinned;
+using forebay::emulation::kCopySeconds;
+using forebay::emulation::kCopySecondsPerByte;
+using forebay::emulation::kLaunchSeconds;
 using forebay::emulation::Locked;
 using forebay::emulation::NumberOf;
 using forebay::emulation::Options;
@@ -161,8 +163,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   static_assert(sizeof(id) == sizeof(properties->uuid));
   std::memcpy(&properties->uuid, id, sizeof(id));
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
-  properties->major = forebay::emulation::kCapabilityMajor;
-  properties->minor = forebay::emulation::kCapabilityMinor;
+  properties->major = TheOptions().capability / 10;
+  properties->minor = TheOptions().capability % 10;
   properties->multiProcessorCount = forebay::emulation::kNumMultiprocessors;
   properties->totalGlobalMem = TheOptions().gpu_bytes;
   properties->sharedMemPerBlock = size_t{48} << 10;
@@ -174,7 +176,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (!IsGpu(device) || attribute != cudaDevAttrComputeCapabilityMajor) {
     return Give(cudaErrorInvalidValue);
   }
-  *value = forebay::emulation::kCapabilityMajor;
+  *value = TheOptions().capability / 10;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -302,9 +304,7 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
     return Give(cudaErrorInvalidResourceHandle);
   }
   if (!start->point->is_reached || !end->point->is_reached) return Give(cudaErrorNotReady);
-  const std::chrono::duration<float, std::milli> elapsed =
-      end->point->reached_at - start->point->reached_at;
-  *ms = elapsed.count();
+  *ms = static_cast<float>(1e3 * (end->point->reached_at_s - start->point->reached_at_s));
   return cudaSuccess;
 }
 
@@ -331,14 +331,17 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyK
       !IsPinned(kind == cudaMemcpyHostToDevice ? from : to, size)) {
     gpu.counters.unpinned_copy_bytes += static_cast<int64_t>(size);
   }
-  gpu.streams.Enqueue(stream, {.run = [=] { CopyBytes(to, from, size); }});
+  gpu.streams.Enqueue(stream,
+                      {.run = [=] { CopyBytes(to, from, size); },
+                       .seconds = kCopySeconds + static_cast<double>(size) * kCopySecondsPerByte});
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size, cudaStream_t stream) {
   const Locked locked;
   if (const cudaError_t lost = CallGpu(); lost != cudaSuccess) return lost;
   TheGpu().memory.CheckIsDevice(to, size, "cudaMemsetAsync");
-  TheGpu().streams.Enqueue(stream, {.run = [=] { FillBytes(to, value, size); }});
+  TheGpu().streams.Enqueue(stream,
+                           {.run = [=] { FillBytes(to, value, size); }, .seconds = kLaunchSeconds});
   return cudaSuccess;
 }
 

@@ -71,8 +71,8 @@ void LoadMatrices(uint32_t (&to)[4], const void* row, bool transposed);
 void MultiplyBf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void MultiplyFp16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
-// Work of a library, which has the GPU's memory while it runs.
-cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work);
+// Work of a library, which has the GPU's memory while it runs, and takes `seconds` by its clock.
+cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work, double seconds);
 cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                         std::function<void()> thread);
 

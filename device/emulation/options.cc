@@ -58,6 +58,9 @@ Options FromEnvironment() {
   SetNumber("FOREBAY_EMULATION_GPU_BYTES", options.gpu_bytes);
   SetNumber("FOREBAY_EMULATION_NUM_GPUS", options.num_gpus);
   SetNumber("FOREBAY_EMULATION_GPU_NUMBER", options.gpu_number);
+  SetNumber("FOREBAY_EMULATION_CAPABILITY", options.capability);
+  SetNumber("FOREBAY_EMULATION_FASTEST_PRODUCT", options.fastest_product);
+  SetNumber("FOREBAY_EMULATION_CUBLASLT", options.cublaslt_version);
   SetNumber("FOREBAY_EMULATION_TSAN_THREADS", options.most_tsan_threads);
   return options;
 }

@@ -18,7 +18,8 @@ enum class Loss : uint8_t { kUnavailable, kEcc };
 
 // Read once from the environment: FOREBAY_EMULATION_ORDER=ascending|descending|random,
 // _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _NUM_GPUS, _GPU_NUMBER, _TSAN_THREADS,
-// _LOST_AFTER, _LOST_BY=ecc|unavailable, _DRIVER=old|none.
+// _LOST_AFTER, _LOST_BY=ecc|unavailable, _DRIVER=old|none, _CAPABILITY, _FASTEST_PRODUCT,
+// _CUBLASLT.
 struct Options {
   Order order = Order::kRandom;  // of blocks, and of a block's threads between its barriers
   StreamPace streams = StreamPace::kRandom;
@@ -38,6 +39,11 @@ struct Options {
   uint64_t lost_after = UINT64_MAX;
   int lost_gpu = -1;  // -1: all
   Loss lost_by = Loss::kUnavailable;
+  int capability = 80;  // 75 is compute capability 7.5
+  // Of the algorithms that cuBLASLt has for each product, by number, the one that takes half the
+  // time of the others; and the version of that library.
+  int fastest_product = 0;
+  size_t cublaslt_version = 130000;
   enum class Driver : uint8_t { kGood, kOld, kNone } driver = Driver::kGood;
 };
 Options& TheOptions();

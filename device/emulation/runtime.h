@@ -5,12 +5,16 @@
 // which events and waits alone order: so a missing event, or a host buffer that is used again too
 // early, is a race whatever the order was.
 //
+// It has a clock of its own: every operation takes what its kind takes (Seconds), and a stream goes
+// on when its work before, what it waits for and the call that enqueued it are done. So the time of
+// a program says what its waits let run side by side, the same each time, and nothing of a real
+// GPU's.
+//
 // All calls are made while Locked exists.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -75,14 +79,21 @@ struct Point {
   cudaStream_t stream = nullptr;
   uint64_t index = 0;  // of the operation that reaches it, from 1
   bool is_reached = false;
-  std::chrono::steady_clock::time_point reached_at;
+  double reached_at_s = 0;
   int num_queries = 0;  // that found it not reached
 };
+
+// What operations take by the emulated clock.
+inline constexpr double kLaunchSeconds = 5e-6;
+inline constexpr double kCopySeconds = 2e-6;  // and beside:
+inline constexpr double kCopySecondsPerByte = 1 / 25e9;
 
 struct StreamOperation {
   std::function<void()> run;  // empty for the two below
   std::shared_ptr<Point> waits_for;
   std::shared_ptr<Point> reaches;
+  double seconds = 0;
+  double enqueued_at_s = 0;
   std::unique_ptr<char> enqueued = {};  // for TSan: what the caller did before
 };
 
@@ -109,6 +120,7 @@ class Streams {
   void RunOne(cudaStream_t stream);
 
   GpuMemory& memory_;
+  double program_s_ = 0;  // the last point that the program has waited for
   std::set<cudaStream_t> streams_;
   Random random_;
 };
@@ -128,6 +140,7 @@ struct CUstream_st {
   std::deque<forebay::emulation::StreamOperation> operations;
   uint64_t num_enqueued = 0;
   uint64_t num_done = 0;
+  double clock_s = 0;  // when that was
   void* tsan = nullptr;
   std::unique_ptr<forebay::emulation::Fiber> stack = {};  // of its operations, where TSan watches
 };

@@ -1,5 +1,6 @@
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 #include <vector>
@@ -62,6 +63,11 @@ Counters CountersNow() {
   return TheGpu().counters;
 }
 
+void CountGuess() {
+  const Locked locked;
+  ++TheGpu().counters.num_guesses;
+}
+
 // ---- Streams -----------------------------------------------------------------------------------
 
 cudaStream_t Streams::Create(int gpu) {
@@ -93,6 +99,7 @@ void Streams::CheckStream(cudaStream_t stream) const {
 void Streams::Enqueue(cudaStream_t stream, StreamOperation operation) {
   CheckStream(stream);
   operation.enqueued.reset(new char);
+  operation.enqueued_at_s = program_s_;
   {
     const TsanAs as(Caller());
     Release(operation.enqueued.get());
@@ -114,6 +121,8 @@ std::shared_ptr<Point> Streams::Record(cudaStream_t stream) {
 void Streams::Await(const std::shared_ptr<Point>& point) {
   if (point == nullptr) return;
   if (!point->is_reached) RunUntil(point->stream, point->index);
+  program_s_ = std::max(program_s_, point->reached_at_s);
+  TheGpu().counters.awaited_s = program_s_;
   const TsanAs as(Caller());
   Acquire(point.get());
 }
@@ -162,9 +171,11 @@ void Streams::RunOne(cudaStream_t stream) {
   stream->operations.pop_front();
   Point* const awaited = operation.waits_for.get();
   if (awaited != nullptr && !awaited->is_reached) RunUntil(awaited->stream, awaited->index);
-  if (operation.reaches != nullptr) {
-    operation.reaches->reached_at = std::chrono::steady_clock::now();
-  }
+  stream->clock_s = std::max(stream->clock_s, operation.enqueued_at_s);
+  if (awaited != nullptr) stream->clock_s = std::max(stream->clock_s, awaited->reached_at_s);
+  stream->clock_s += operation.seconds;
+  TheGpu().counters.busy_s += operation.seconds;
+  if (operation.reaches != nullptr) operation.reaches->reached_at_s = stream->clock_s;
   {
     const TsanAs as(stream->tsan);
     Acquire(operation.enqueued.get());

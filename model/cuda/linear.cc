@@ -7,7 +7,7 @@
 namespace forebay::cuda {
 namespace {
 
-MatmulShape ProductOf(const Context& context, const Linear& linear) {
+MatmulShape BaseShape(const Context& context, const Linear& linear) {
   FOREBAY_CHECK(linear.dtype == context.dtype());
   MatmulShape shape;
   shape.inputs = context.dtype();
@@ -16,12 +16,9 @@ MatmulShape ProductOf(const Context& context, const Linear& linear) {
   return shape;
 }
 
-}  // namespace
-
-absl::Status MultiplyForward(Context& context, const Linear& linear, const void* x, int64_t tokens,
-                             const LinearOutput& y) {
-  MatmulShape shape = ProductOf(context, linear);
-  if (tokens == 0) return absl::OkStatus();
+MatmulShape Forward(const Context& context, const Linear& linear, int64_t tokens,
+                    const LinearOutput& y) {
+  MatmulShape shape = BaseShape(context, linear);
   shape.m = tokens;
   shape.n = linear.out;
   shape.k = linear.in;
@@ -30,42 +27,71 @@ absl::Status MultiplyForward(Context& context, const Linear& linear, const void*
   shape.ldd = y.stride;
   shape.output = y.dtype;
   shape.accumulate = y.accumulate;
-  return context.matmul().Multiply(shape, x, linear.weight, y.rows, context.stream(), linear.bias);
+  return shape;
 }
 
-absl::Status MultiplyBackwardInput(Context& context, const Linear& linear, const LinearGradient& dy,
-                                   int64_t tokens, void* dx, bool accumulate) {
-  MatmulShape shape = ProductOf(context, linear);
-  if (tokens == 0) return absl::OkStatus();
+MatmulShape BackwardInput(const Context& context, const Linear& linear, const LinearGradient& dy,
+                          int64_t tokens) {
+  MatmulShape shape = BaseShape(context, linear);
   shape.m = tokens;
   shape.n = linear.in;
   shape.k = linear.out;
   shape.transpose_b = linear.in_out;
   shape.lda = dy.stride;
   shape.ldb = linear.row_stride;
+  return shape;
+}
+
+MatmulShape BackwardWeight(const Context& context, const Linear& linear, const LinearGradient& dy,
+                           int64_t tokens) {
+  MatmulShape shape = BaseShape(context, linear);
+  shape.k = tokens;
+  shape.transpose_a = true;
+  shape.ldd = linear.row_stride;
+  shape.output = DType::kF32;
+  shape.accumulate = true;
+  shape.m = linear.in_out ? linear.in : linear.out;
+  shape.n = linear.in_out ? linear.out : linear.in;
+  (linear.in_out ? shape.ldb : shape.lda) = dy.stride;
+  return shape;
+}
+
+}  // namespace
+
+absl::Status MultiplyForward(Context& context, const Linear& linear, const void* x, int64_t tokens,
+                             const LinearOutput& y) {
+  if (tokens == 0) return absl::OkStatus();
+  return context.matmul().Multiply(Forward(context, linear, tokens, y), x, linear.weight, y.rows,
+                                   context.stream(), linear.bias);
+}
+
+absl::Status MultiplyBackwardInput(Context& context, const Linear& linear, const LinearGradient& dy,
+                                   int64_t tokens, void* dx, bool accumulate) {
+  if (tokens == 0) return absl::OkStatus();
+  MatmulShape shape = BackwardInput(context, linear, dy, tokens);
   shape.accumulate = accumulate;
   return context.matmul().Multiply(shape, dy.rows, linear.weight, dx, context.stream());
 }
 
 absl::Status MultiplyBackwardWeight(Context& context, const Linear& linear, const void* x,
                                     const LinearGradient& dy, int64_t tokens, float* dweight) {
-  MatmulShape shape = ProductOf(context, linear);
   if (tokens == 0) return absl::OkStatus();
-  shape.k = tokens;
-  shape.transpose_a = true;
-  shape.ldd = linear.row_stride;
-  shape.output = DType::kF32;
-  shape.accumulate = true;
-  if (linear.in_out) {
-    shape.m = linear.in;
-    shape.n = linear.out;
-    shape.ldb = dy.stride;
-    return context.matmul().Multiply(shape, x, dy.rows, dweight, context.stream());
-  }
-  shape.m = linear.out;
-  shape.n = linear.in;
-  shape.lda = dy.stride;
-  return context.matmul().Multiply(shape, dy.rows, x, dweight, context.stream());
+  const MatmulShape shape = BackwardWeight(context, linear, dy, tokens);
+  const void* const a = linear.in_out ? x : dy.rows;
+  const void* const b = linear.in_out ? dy.rows : x;
+  return context.matmul().Multiply(shape, a, b, dweight, context.stream());
+}
+
+std::vector<MatmulProduct> ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
+                                      const LinearOutput& y, const LinearGradient& dy,
+                                      const float* dweight) {
+  if (tokens == 0) return {};
+  const void* const aligned = nullptr;
+  return {
+      ProductOf(Forward(context, linear, tokens, y), aligned, linear.weight, aligned, linear.bias),
+      ProductOf(BackwardInput(context, linear, dy, tokens), aligned, linear.weight, aligned,
+                nullptr),
+      ProductOf(BackwardWeight(context, linear, dy, tokens), aligned, aligned, dweight, nullptr)};
 }
 
 absl::Status LinearForward(Context& context, const Linear& linear, const void* x, int64_t tokens,

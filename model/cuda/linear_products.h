@@ -4,7 +4,10 @@
 
 #include <cstdint>
 
+#include <vector>
+
 #include "absl/status/status.h"
+#include "forebay/device/gpu_matmul.h"
 #include "forebay/model/cuda/ops.h"
 
 namespace forebay::cuda {
@@ -29,5 +32,11 @@ absl::Status MultiplyBackwardInput(Context& context, const Linear& linear, const
 // dweight += dy^T x.
 absl::Status MultiplyBackwardWeight(Context& context, const Linear& linear, const void* x,
                                     const LinearGradient& dy, int64_t tokens, float* dweight);
+
+// The three, where all but the weights and their gradient begin on 16 bytes. `dweight`, like
+// linear.weight and linear.bias, is looked at for what it is aligned to. `y`: of the first.
+std::vector<MatmulProduct> ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
+                                      const LinearOutput& y, const LinearGradient& dy,
+                                      const float* dweight);
 
 }  // namespace forebay::cuda

@@ -4,6 +4,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/cuda_decoder/cuda_layer_compute.h"
+#include "forebay/model/cuda_decoder/decoder_products.h"
 #include "forebay/model/rope.h"
 
 namespace forebay {
@@ -23,8 +24,22 @@ absl::Status CudaLayerCompute::UploadRope(MemoryBudget* host_budget) {
   return stream_->Await();
 }
 
+absl::Status CudaLayerCompute::MakeOperators(Device* device, MemoryBudget* device_budget,
+                                             MatmulAlgorithms* algorithms) {
+  FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(context_, cuda::Context::Create(device, stream_.get(), device_budget,
+                                                           {.dtype = options_.dtype,
+                                                            .tf32 = options_.tf32,
+                                                            .scratch_bytes = layout_.scratch}));
+  if (algorithms == nullptr) return absl::OkStatus();
+  return ChooseAlgorithms(*context_, device, device_budget,
+                          TrainingProducts(*context_, config_, tensors_, options_), *algorithms);
+}
+
 absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_budget,
-                                        MemoryBudget* host_budget) {
+                                        MemoryBudget* host_budget, MatmulAlgorithms* algorithms) {
+  // First, as algorithms are measured in memory that is taken for other things then.
+  FOREBAY_RETURN_IF_ERROR(MakeOperators(device, device_budget, algorithms));
   const auto allocate = [&](DeviceAllocation& to, std::string_view purpose,
                             int64_t size_bytes) -> absl::Status {
     FOREBAY_ASSIGN_OR_RETURN(to,
@@ -46,7 +61,6 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   FOREBAY_ASSIGN_OR_RETURN(batches_,
                            DeviceBatches::Create(options_.step_tokens, options_.num_batches, device,
                                                  device_budget, host_budget));
-  FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
   FOREBAY_ASSIGN_OR_RETURN(activations_,
                            GpuActivations::Create(layout_.activations, device, stream_.get(),
                                                   device_budget, host_budget));
@@ -57,25 +71,19 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
     FOREBAY_ASSIGN_OR_RETURN(used_.emplace_back(), device->CreateEvent());
   }
-  FOREBAY_ASSIGN_OR_RETURN(context_, cuda::Context::Create(device, stream_.get(), device_budget,
-                                                           {.dtype = options_.dtype,
-                                                            .tf32 = options_.tf32,
-                                                            .scratch_bytes = layout_.scratch}));
   block_ = std::make_unique<CudaBlock>(config_, context_.get(), workspace_);
   first_token_.reserve(static_cast<size_t>(options_.num_batches) + 1);
   return UploadRope(host_budget);
 }
 
-absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(const DecoderConfig& config,
-                                                               const CudaDecoderOptions& options,
-                                                               Device* device,
-                                                               MemoryBudget* device_budget,
-                                                               MemoryBudget* host_budget) {
+absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
+    const DecoderConfig& config, const CudaDecoderOptions& options, Device* device,
+    MemoryBudget* device_budget, MemoryBudget* host_budget, MatmulAlgorithms* algorithms) {
   FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
   FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
                 options.num_batches >= 1);
   auto decoder = std::make_unique<CudaLayerCompute>(config, options);
-  FOREBAY_RETURN_IF_ERROR(decoder->Allocate(device, device_budget, host_budget));
+  FOREBAY_RETURN_IF_ERROR(decoder->Allocate(device, device_budget, host_budget, algorithms));
   return decoder;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
 #include "forebay/device/device.h"
+#include "forebay/device/matmul_algorithms.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/step/activation_storage.h"
@@ -69,11 +70,12 @@ class CudaDecoder : public LayerCompute {
 };
 
 // `device`, a CUDA device, and both budgets outlive what is made, which is owned by one thread.
+// `algorithms`: those that the products of training are computed by. What it lacks, or has of
+// another card or library, is measured before the first pass, and added to it. nullptr: the library
+// guesses all, as it does where nothing is trained.
 // OutOfMemoryError; EnvironmentError, also where this build has no CUDA code.
-absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(const DecoderConfig& config,
-                                                               const CudaDecoderOptions& options,
-                                                               Device* device,
-                                                               MemoryBudget* device_budget,
-                                                               MemoryBudget* host_budget);
+absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
+    const DecoderConfig& config, const CudaDecoderOptions& options, Device* device,
+    MemoryBudget* device_budget, MemoryBudget* host_budget, MatmulAlgorithms* algorithms = nullptr);
 
 }  // namespace forebay

@@ -14,7 +14,8 @@ absl::Status NoCudaCode() {
 
 absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
     const DecoderConfig& /*config*/, const CudaDecoderOptions& /*options*/, Device* /*device*/,
-    MemoryBudget* /*device_budget*/, MemoryBudget* /*host_budget*/) {
+    MemoryBudget* /*device_budget*/, MemoryBudget* /*host_budget*/,
+    MatmulAlgorithms* /*algorithms*/) {
   return NoCudaCode();
 }
 

@@ -25,7 +25,8 @@ namespace forebay {
 class CudaLayerCompute final : public CudaDecoder {
  public:
   CudaLayerCompute(const DecoderConfig& config, const CudaDecoderOptions& options);
-  absl::Status Allocate(Device* device, MemoryBudget* device_budget, MemoryBudget* host_budget);
+  absl::Status Allocate(Device* device, MemoryBudget* device_budget, MemoryBudget* host_budget,
+                        MatmulAlgorithms* algorithms);
 
   absl::Status BeginPass(std::span<const MicroBatch> batches, double gradient_scale) override;
   size_t num_micro_batches() const override { return num_batches_; }
@@ -44,6 +45,8 @@ class CudaLayerCompute final : public CudaDecoder {
   void EndSpilling() override { activations_->EndSpilling(); }
 
  private:
+  absl::Status MakeOperators(Device* device, MemoryBudget* device_budget,
+                             MatmulAlgorithms* algorithms);
   absl::Status UploadRope(MemoryBudget* host_budget);
 
   std::byte* Activation(int in_slot, size_t batch) const {

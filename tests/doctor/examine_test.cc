@@ -31,6 +31,17 @@ MachineFacts GoodHost() {
   return facts;
 }
 
+TEST(Examine, LibrariesOfCudaAreALine) {
+  EXPECT_EQ(DescribeLibraries({}), "without CUDA");
+  EXPECT_EQ(DescribeLibraries({.is_built_in = true, .runtime_version = 13000}),
+            "CUDA 13.0, no driver, no cuBLASLt");
+  EXPECT_EQ(DescribeLibraries({.is_built_in = true,
+                               .runtime_version = 13000,
+                               .driver_version = 12080,
+                               .cublaslt_file = "/lib/libcublasLt.so.12"}),
+            "CUDA 13.0, a driver for CUDA 12.8, cuBLASLt /lib/libcublasLt.so.12");
+}
+
 TEST(ExamineHost, FindsNothingWrongWithAGoodOne) {
   EXPECT_EQ(WorstOf(ExamineHost(GoodHost())), Verdict::kOk);
 }

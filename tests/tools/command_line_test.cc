@@ -175,6 +175,7 @@ TEST(CommandLine, VersionIsACommandAndAFlag) {
   EXPECT_EQ(RunCommand({"version"}).out, RunCommand({"--version"}).out);
   EXPECT_EQ(RunCommand({"version"}).out, RunCommand({"-v"}).out);
   EXPECT_THAT(RunCommand({"version"}).out, HasSubstr("forebay "));
+  EXPECT_THAT(RunCommand({"version"}).out, HasSubstr("CUDA"));
 }
 
 TEST(CommandLine, GenerateNeedsExactlyOneOfPromptAndChat) {

@@ -82,6 +82,7 @@ Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const Packe
                           "clip",
                           "delay_update_from",
                           "precision",
+                          "tf32",
                           "layout",
                           "grad_dtype",
                           "reduce_dtype",

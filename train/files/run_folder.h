@@ -27,6 +27,7 @@ struct RunPaths {
         run_json_copy(JoinPath(files, "run.json")),
         resolved_config_copy(JoinPath(files, "resolved_config.json")),
         plan(JoinPath(out, "plan.json")),
+        algorithms(JoinPath(out, "algorithms.json")),
         metrics(JoinPath(out, "metrics.jsonl")),
         events(JoinPath(out, "events.log")),
         model(JoinPath(out, "model")),
@@ -40,6 +41,7 @@ struct RunPaths {
   std::string run_json_copy;    // second copies of the two above, in files
   std::string resolved_config_copy;  // the same
   std::string plan;                  // plan.json
+  std::string algorithms;            // algorithms.json (run_algorithms.h)
   std::string metrics;               // metrics.jsonl
   std::string events;                // events.log
   std::string model;                 // model/: the result

@@ -159,6 +159,9 @@ std::vector<OptionSpec> OffloadRows() {
                               {"fp16", cpu::Precision::kFp16},
                               {"fp32", cpu::Precision::kFp32}},
                              "of matrix products"),
+      Switch("offload", "tf32", &O::tf32,
+             "with --precision=fp32 on a GPU, products round what they multiply to 10 bits of "
+             "mantissa, and are several times faster"),
       Choice<Layout>(
           "offload", "layout", &O::layout,
           ChoicesOf({Layout::kBf16, Layout::kFp16, Layout::kFp32, Layout::kBf16Moments,

@@ -59,6 +59,7 @@ struct RunOptions {
 
   // precision
   cpu::Precision precision = cpu::Precision::kBf16;  // OffloadOptions' layout and dtype follow it
+  bool tf32 = false;                                 // products of fp32 on a GPU round their inputs
   OptLevel opt_level = OptLevel::kNone;
   LossScaling loss_scaling = LossScaling::kZero;  // as LossScalerOptions has it, of fp16
   double loss_scale = 0;                          // 0: dynamic

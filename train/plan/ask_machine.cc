@@ -34,7 +34,9 @@ GpuLimits AskGpu(int index) {
   if (!device.ok()) return {.why_none = MessageOf(device.status())};
   const absl::StatusOr<DeviceMemory> memory = (*device)->Memory();
   if (!memory.ok()) return {.why_none = MessageOf(memory.status())};
-  return {.name = (*device)->name(), .free_bytes = memory->free_bytes};
+  return {.name = (*device)->name(),
+          .free_bytes = memory->free_bytes,
+          .has_bf16 = (*device)->HasBf16()};
 }
 
 }  // namespace

@@ -54,6 +54,12 @@ absl::StatusOr<int64_t> BudgetOf(const TrainOptions& options, const GpuLimits& l
 // Without terms.
 absl::StatusOr<GpuPlan> PlanWithBudget(const TrainOptions& options, const GpuLimits& limits) {
   GpuPlan plan;
+  if (!limits.has_bf16 && options.precision == cpu::Precision::kBf16) {
+    return EnvironmentError(fmt::format(
+        "{} does not multiply in bf16, as cards of compute capability 8.0 and more do. Use "
+        "--precision=fp16, or --device=cpu",
+        limits.name));
+  }
   FOREBAY_ASSIGN_OR_RETURN(plan.budget_bytes, BudgetOf(options, limits));
   plan.device = limits.name.empty() ? "a GPU that is not here" : limits.name;
   return plan;
@@ -122,6 +128,7 @@ int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
 
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan) {
   return {.dtype = cpu::WeightDType(options.precision),
+          .tf32 = options.tf32,
           .max_tokens = options.batch * options.seq,
           .step_tokens = options.batch * options.accum * options.seq,
           .num_batches = options.accum,

@@ -29,6 +29,7 @@
 #include "forebay/train/run/background_scrub.h"
 #include "forebay/train/run/logged_observer.h"
 #include "forebay/train/run/metrics.h"
+#include "forebay/train/run/open_run_session.h"
 #include "forebay/train/run/run_exports.h"
 #include "forebay/train/run/run_notes.h"
 #include "forebay/train/run/run_report.h"
@@ -166,9 +167,7 @@ absl::Status TrainingRun::OpenSession() {
   session_options.after_commit = [this] { AfterCommit(); };
   session_options.before_writing = [this] { return BeforeWriting(); };
   FOREBAY_ASSIGN_OR_RETURN(session_,
-                           RunSession::Create(prepared_.plan, prepared_.options, prepared_.config,
-                                              std::move(prepared_.store), prepared_.budget.get(),
-                                              std::move(session_options)));
+                           OpenRunSession(prepared_, std::move(session_options), observer_));
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep, prepared_.files,

@@ -62,14 +62,16 @@ class OnGpu final : public RunCompute {
   static absl::StatusOr<std::unique_ptr<RunCompute>> Create(const Plan& plan,
                                                             const TrainOptions& options,
                                                             const DecoderConfig& config,
-                                                            MemoryBudget* budget) {
+                                                            MemoryBudget* budget,
+                                                            MatmulAlgorithms* algorithms) {
     auto made = std::make_unique<OnGpu>(plan.gpu.budget_bytes);
     made->options_ = CudaDecoderOptionsOf(options, plan.gpu);
     made->place_bytes_ = GpuPlaceBytes(options, BuildInventory(config));
     FOREBAY_ASSIGN_OR_RETURN(made->device_, CreateCudaDevice(options.gpu_index));
     FOREBAY_ASSIGN_OR_RETURN(made->compute_,
                              CreateCudaDecoder(config, made->options_, made->device_.get(),
-                                               &made->device_budget_, budget));
+                                               &made->device_budget_, budget, algorithms));
+    if (algorithms != nullptr) made->algorithms_ = TextOf(*algorithms);
     return made;
   }
   explicit OnGpu(int64_t budget_bytes) : device_budget_(budget_bytes, "--gpu_mem") {}
@@ -89,11 +91,17 @@ class OnGpu final : public RunCompute {
   ActivationStorage* activations() override { return &compute_->activations(); }
   int64_t most_forward_tokens() const override { return options_.step_tokens; }
   std::string kernel_identity() override {
-    return fmt::format("{}, {}", device_->name(), NameOf(options_.dtype));
+    return fmt::format("{}, {}{}", device_->name(), NameOf(options_.dtype), algorithms_);
   }
 
  private:
+  static std::string TextOf(const MatmulAlgorithms& algorithms) {
+    return fmt::format(", cuBLASLt {} with algorithms {}", algorithms.library,
+                       DigestOf(algorithms).substr(0, 8));
+  }
+
   CudaDecoderOptions options_;
+  std::string algorithms_;
   int64_t place_bytes_ = 0;
   MemoryBudget device_budget_;
   // In this order, so that each is destroyed before what it uses: the window waits for events of
@@ -108,8 +116,9 @@ class OnGpu final : public RunCompute {
 absl::StatusOr<std::unique_ptr<RunCompute>> RunCompute::Create(const Plan& plan,
                                                                const TrainOptions& options,
                                                                const DecoderConfig& config,
-                                                               MemoryBudget* budget) {
-  return plan.on_gpu() ? OnGpu::Create(plan, options, config, budget)
+                                                               MemoryBudget* budget,
+                                                               MatmulAlgorithms* algorithms) {
+  return plan.on_gpu() ? OnGpu::Create(plan, options, config, budget, algorithms)
                        : OnCpu::Create(plan, options, config, budget);
 }
 

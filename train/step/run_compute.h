@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/process/parallel.h"
 #include "forebay/device/device.h"
+#include "forebay/device/matmul_algorithms.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/offload/layer_session.h"
@@ -24,12 +25,14 @@ namespace forebay {
 // for events of the computation.
 class RunCompute {
  public:
-  // Where the plan has it computed. `budget`, the process's, outlives it. OutOfMemoryError,
+  // Where the plan has it computed. `budget`, the process's, outlives it. `algorithms` (nullptr:
+  // none) are used and completed where that is a GPU (CreateCudaDecoder). OutOfMemoryError,
   // EnvironmentError.
   static absl::StatusOr<std::unique_ptr<RunCompute>> Create(const Plan& plan,
                                                             const TrainOptions& options,
                                                             const DecoderConfig& config,
-                                                            MemoryBudget* budget);
+                                                            MemoryBudget* budget,
+                                                            MatmulAlgorithms* algorithms);
   virtual ~RunCompute() = default;
 
   // For LayerSessionOptions; nullptr: the session's own, and the host.

@@ -10,12 +10,14 @@ namespace forebay {
 
 absl::StatusOr<std::unique_ptr<RunSession>> RunSession::Create(
     const Plan& plan, const TrainOptions& options, const DecoderConfig& config,
-    std::unique_ptr<TensorStore> store, MemoryBudget* budget, LayerSessionOptions session_options) {
+    std::unique_ptr<TensorStore> store, MemoryBudget* budget, LayerSessionOptions session_options,
+    MatmulAlgorithms* algorithms) {
   auto session = std::unique_ptr<RunSession>(new RunSession());
   const StepSchedule of_decoder = ChainSchedule(ChainOf(config, plan.recompute));
   FOREBAY_CHECK(plan.schedule.Reads() == of_decoder.Reads());
   FOREBAY_CHECK(plan.schedule.Handed() == of_decoder.Handed());
-  FOREBAY_ASSIGN_OR_RETURN(session->compute_, RunCompute::Create(plan, options, config, budget));
+  FOREBAY_ASSIGN_OR_RETURN(session->compute_,
+                           RunCompute::Create(plan, options, config, budget, algorithms));
   RunCompute& compute = *session->compute_;
   Communicator* const ranks = session_options.ranks;
   session_options.offload = options;

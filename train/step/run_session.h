@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "forebay/device/matmul_algorithms.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/offload/layer_session.h"
@@ -20,13 +21,11 @@ namespace forebay {
 class RunSession {
  public:
   // Takes over the store. The engine and `budget` must outlive the session. `session_options`: the
-  // trainer's functions; the rest follows from `options`.
-  static absl::StatusOr<std::unique_ptr<RunSession>> Create(const Plan& plan,
-                                                            const TrainOptions& options,
-                                                            const DecoderConfig& config,
-                                                            std::unique_ptr<TensorStore> store,
-                                                            MemoryBudget* budget,
-                                                            LayerSessionOptions session_options);
+  // trainer's functions; the rest follows from `options`. `algorithms`: as of RunCompute::Create.
+  static absl::StatusOr<std::unique_ptr<RunSession>> Create(
+      const Plan& plan, const TrainOptions& options, const DecoderConfig& config,
+      std::unique_ptr<TensorStore> store, MemoryBudget* budget, LayerSessionOptions session_options,
+      MatmulAlgorithms* algorithms = nullptr);
 
   ~RunSession();
 

@@ -98,6 +98,16 @@ def test_a_driver_that_is_too_old_is_exit_9(forebay, task, tmp_path, monkeypatch
     assert not (tmp_path / "run").exists()
 
 
+def test_a_card_without_bf16_is_for_fp16(forebay, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("FOREBAY_EMULATION_CAPABILITY", "75")
+    settings = dict(SETTINGS, steps=1, out=tmp_path / "run")
+    done = forebay.run("train", **task, **settings, check=False)
+    assert done.returncode == 9
+    assert "--precision=fp16" in done.stderr
+    assert not (tmp_path / "run").exists()
+    forebay.run("train", **task, **settings, precision="fp16")
+
+
 def test_prompts_are_continued_as_on_the_cpu(forebay, streamed):
     flags = ["--prompt=once upon", "--prompt=a", "--prompt=and then there was one of them"]
     fp32 = dict(model=streamed["model"], precision="fp32", max_tokens=7)

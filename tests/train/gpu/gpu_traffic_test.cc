@@ -133,16 +133,37 @@ TEST_P(GpuTraffic, OfEveryStepIsWhatItsOperationsNeed) {
   }
 }
 
-TEST_P(GpuTraffic, NoStepWaitsForTheWholeDeviceOrTakesMemoryOfIt) {
+TEST_P(GpuTraffic, NoStepWaitsForTheWholeDeviceOrTakesMemoryBesideThePlans) {
+  const int64_t before = emulation::CountersNow().allocated_bytes;
   const std::vector<emulation::Counters> after = Steps();
   ASSERT_EQ(after.size(), static_cast<size_t>(kToySteps));
   EXPECT_GT(after[0].num_launches, 0);
+  EXPECT_EQ(after[0].allocated_bytes - before, PlanOf(options_).gpu.bytes);
   for (size_t i = 1; i < after.size(); ++i) {
     EXPECT_EQ(after[i].num_device_waits, after[0].num_device_waits) << i;
     EXPECT_EQ(after[i].unpinned_copy_bytes, after[0].unpinned_copy_bytes) << i;
     EXPECT_EQ(after[i].allocated_bytes, after[0].allocated_bytes) << i;
     EXPECT_EQ(after[i].pinned_bytes, after[0].pinned_bytes) << i;
   }
+}
+
+// docs/performance.md says why they are not worth a CUDA graph.
+int64_t LaunchesOfAStep(int num_blocks, int64_t num_batches) {
+  const TemporaryFolder folder;
+  TrainOptions options = ToyTask(folder.path(), num_blocks).TightRun(folder.Path("run"));
+  options.ram_bytes = int64_t{256} << 20;
+  options.device = ComputeDevice::kCuda;
+  options.accum = num_batches;
+  CountingObserver observer;
+  EXPECT_TRUE(TrainToy(options, {}, observer).ok());
+  return observer.after[1].num_launches - observer.after[0].num_launches;
+}
+
+TEST(GpuLaunches, OfABlockAreAsManyAsDocumented) {
+  const int64_t once = LaunchesOfAStep(3, 1) - LaunchesOfAStep(2, 1);
+  const int64_t twice = LaunchesOfAStep(3, 2) - LaunchesOfAStep(2, 2);
+  EXPECT_EQ(twice - once, 50);          // of a micro-batch
+  EXPECT_EQ(once - (twice - once), 1);  // beside them: its gradient is rounded
 }
 
 INSTANTIATE_TEST_SUITE_P(

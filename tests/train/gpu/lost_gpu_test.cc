@@ -48,10 +48,11 @@ TEST_F(LostGpu, EndsARunThatGoesOnWithTheSameBits) {
   ASSERT_TRUE(TrainToy(OnGpu("whole")).ok());
   const int64_t num_calls = CountersNow().num_calls - first;
   const ToyResult expected = ResultOf(folder_.Path("whole")).value();
-  // The first calls make what a run needs, one by one; the last ones give it back. Where threads
-  // take turns in another way a run may make some calls more or less.
+  // The first calls make what a run needs, one by one, the next measure algorithms of products, and
+  // the last ones give back what was made. Where threads take turns in another way a run may make
+  // some calls more or less.
   std::vector<int64_t> places = {0, 2, 5, 13, 34};
-  for (int64_t i = 1; i < 9; ++i) places.push_back(i * num_calls / 9 + i % 5);
+  for (int64_t i = 1; i < 9; ++i) places.push_back((i + 3) * num_calls / 12 + i % 5);
   int num_resumed = 0;
   for (const int64_t place : places) {
     SCOPED_TRACE(place);

@@ -236,6 +236,17 @@ TEST(GpuPlan, ACardWithLessThanWasAskedForIsRefused) {
   EXPECT_THAT(MessageOf(refused), HasSubstr("free on a card"));
 }
 
+TEST(GpuPlan, ACardWithoutBf16IsForFp16) {
+  MachineLimits limits = MachineWithGpu(23 * kGibibyte);
+  limits.gpu.has_bf16 = false;
+  TrainOptions options = OnGpu();
+  const absl::Status refused = MakePlan(Llama13B(), options, limits).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kEnvironment);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--precision=fp16"));
+  options.precision = cpu::Precision::kFp16;
+  EXPECT_TRUE(MakePlan(Llama13B(), options, limits).ok());
+}
+
 TEST(GpuPlan, WithoutAGpuAutoIsTheCpuAndCudaAnError) {
   TrainOptions options = OnGpu();
   const absl::Status refused = MakePlan(Llama13B(), options, MachineWithoutGpu()).status();
