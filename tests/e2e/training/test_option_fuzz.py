@@ -17,7 +17,7 @@ from conftest import make_model, random_rows, write_rows
 
 ROWS = {16: 9, 32: 7}  # rows of data for each length
 FULL = os.environ.get("FOREBAY_FULL") == "1"
-SECONDS = 300 if FULL else 40
+SECONDS = 300 if FULL else 20
 SECTIONS = {
     "data": "eval_data eval_every batch accum seq seed",
     "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
@@ -334,7 +334,7 @@ def test_any_combination_of_options(forebay, task, tmp_path):
     only = os.environ.get("FOREBAY_FUZZ_CASE")
     references, begin, num_commands = {}, time.monotonic(), 0
     for number in [int(only)] if only else itertools.count():
-        if time.monotonic() - begin > SECONDS:
+        if time.monotonic() - begin > SECONDS and number >= 5:
             break
         case = Case(forebay, task, references, f"{seed} {number}", tmp_path / str(number))
         try:
@@ -346,4 +346,3 @@ def test_any_combination_of_options(forebay, task, tmp_path):
         num_commands += len(case.commands)
         shutil.rmtree(case.folder)
     print(f"{number} cases, {num_commands} commands")
-    assert only or number >= 5, "hardly any case fitted into the time"

@@ -1,5 +1,7 @@
 """Several ranks have the losses and gradient norms of PyTorch DDP and of DeepSpeed's ZeRO over gloo."""
 
+import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -14,9 +16,9 @@ from rank_processes import ends_of, start_each, train_ranks
 SETTINGS = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "clip": 0.5, "warmup": 3, "steps": 10}
 NUM_ROWS, SEQ, NUM_RANKS = 4, 48, 2
 STAGE_OF_PEER = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-CASES = [("llama_tied", peer) for peer in STAGE_OF_PEER] + [("gpt2", "ddp")]
+PEERS = {"llama_tied": list(STAGE_OF_PEER), "gpt2": ["ddp"]}
 if os.environ.get("FOREBAY_FULL"):
-    CASES = [(family, peer) for family in tiny_models.FAMILIES for peer in STAGE_OF_PEER]
+    PEERS = {family: list(STAGE_OF_PEER) for family in tiny_models.FAMILIES}
 
 
 def rows_of_one_length(vocab):
@@ -40,20 +42,33 @@ def make_task(family, folder):
     return folder
 
 
-def train_with_torch(task, who):
+def train_with_torch(task, peers):
+    """What each of `peers` printed, which train one after another: starting PyTorch takes longer than a run."""
     program = pathlib.Path(__file__).parent / "torch_ranks.py"
-    command = [sys.executable, program, who, task / "model", task / "rows.npz", json.dumps(SETTINGS)]
+    command = [sys.executable, program, ",".join(peers), task / "model", task / "rows.npz", json.dumps(SETTINGS)]
     ends = ends_of(start_each(command, NUM_RANKS))
     assert [code for code, _, _ in ends] == [0] * NUM_RANKS, ends
     return json.loads(ends[0][1].splitlines()[-1])
 
 
-@pytest.mark.parametrize("family, peer", CASES)
-def test_losses_are_those_of(forebay, tmp_path, family, peer):
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The task of a family, and the history of each of its peers: made when it is first asked for."""
+    @functools.cache
+    def of(family):
+        task = make_task(family, tmp_path_factory.mktemp(family) / "task")
+        has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+        return task, train_with_torch(task, [peer for peer in PEERS[family] if peer == "ddp" or has_deepspeed])
+
+    return of
+
+
+@pytest.mark.parametrize("family, peer", [(family, peer) for family, peers in PEERS.items() for peer in peers])
+def test_losses_are_those_of(forebay, compared, tmp_path, family, peer):
     if peer != "ddp":
         pytest.importorskip("deepspeed")
-    task = make_task(family, tmp_path / "task")
-    theirs = train_with_torch(task, peer)
+    task, histories = compared(family)
+    theirs = histories[peer]
     train_ranks(forebay, NUM_RANKS, model=task / "model", data=task / "data.fbd", out=tmp_path / "run", ram="1GiB",
                 precision="fp32", zero_stage=STAGE_OF_PEER[peer], batch=NUM_ROWS, seq=SEQ, threads=1, schedule="cosine",
                 export="none", **dict(SETTINGS, betas="0.9,0.95"))

@@ -15,6 +15,8 @@ from conftest import read_metrics, write_rows
 from forebay_data import packed_file
 
 FULL = os.environ.get("FOREBAY_FULL") == "1"
+NUM_STEPS = 20 if FULL else 8  # of which four warm up
+NUM_GENERATED = 64 if FULL else 24
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a",
@@ -72,11 +74,11 @@ def train_both(forebay, model, tmp_path, precision, steps, lr, memory):
     return read_metrics(out), theirs, out, theirs_model
 
 
-def test_20_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):
+def test_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):
     # fp32 state of 135 M parameters does not fit in 1 GiB beside its gradients, so there this also spills them. In RAM the
     # steps take a fraction of the time.
     memory = ON_NVME if FULL else dict(ram="4GiB")
-    ours, theirs, out, theirs_model = train_both(forebay, smollm2, tmp_path, "fp32", steps=20, lr=1e-5, memory=memory)
+    ours, theirs, out, theirs_model = train_both(forebay, smollm2, tmp_path, "fp32", NUM_STEPS, lr=1e-5, memory=memory)
     for a, b in zip(ours, theirs, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=2e-4), (a, b)
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3), (a, b)
@@ -84,8 +86,7 @@ def test_20_steps_in_fp32_equal_pytorch(forebay, smollm2, tmp_path):
 
 
 def test_steps_in_bf16_follow_pytorch_autocast(forebay, smollm2, tmp_path):
-    steps = 20 if FULL else 8
-    ours, theirs, _, _ = train_both(forebay, smollm2, tmp_path, "bf16", steps=steps, lr=1e-5, memory=ON_NVME)
+    ours, theirs, _, _ = train_both(forebay, smollm2, tmp_path, "bf16", NUM_STEPS, lr=1e-5, memory=ON_NVME)
     for a, b in zip(ours, theirs, strict=True):
         print(f"loss: forebay {a['loss']:.4f}, PyTorch {b['loss']:.4f}")
         assert abs(a["loss"] - b["loss"]) < 2e-2, (a, b)
@@ -153,11 +154,11 @@ def test_greedy_generation_equals_transformers(forebay, smollm2):
     for prompt in PROMPTS:
         inputs = torch.tensor([tokenizer.encode(prompt).ids])
         expected = model.generate(
-            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=64, do_sample=False
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=NUM_GENERATED, do_sample=False
         )[0, inputs.shape[1] :].tolist()
         done = forebay.run(
             "generate", "--format=json", model=smollm2, prompt=prompt, precision="fp32", ram="2GiB",
-            max_tokens=64, temperature=0,
+            max_tokens=NUM_GENERATED, temperature=0,
         )
         assert json.loads(done.stdout)["tokens"] == expected, prompt
 

@@ -1,9 +1,11 @@
 """One rank of a training run of PyTorch DDP or DeepSpeed ZeRO over gloo, for test_ranks_beside_torch.py.
 
-  torch_ranks.py WHO MODEL ROWS SETTINGS   WHO: ddp, zero1, zero2 or zero3. ROWS: an .npz file with tokens and flags, all rows of
-                                           which are in every step. SETTINGS: JSON.
+  torch_ranks.py WHO MODEL ROWS SETTINGS   WHO: of ddp, zero1, zero2 and zero3 those that are to train, one after another: a,b.
+                                           ROWS: an .npz file with tokens and flags, all rows of which are in every step.
+                                           SETTINGS: JSON.
 
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. The first prints a JSON list of {"loss", "grad_norm"}.
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which rank it is. The first prints for each of WHO a list of {"loss",
+"grad_norm"}, as JSON.
 """
 
 import json
@@ -59,14 +61,8 @@ def run_deepspeed(module, optimizer, settings, stage):
     return step
 
 
-def main():
-    who, model_directory, rows, settings = sys.argv[1:]
-    settings = json.loads(settings)
+def train(who, model_directory, rows, settings):
     rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    arrays = np.load(rows)
-    rows = list(zip(arrays["tokens"].tolist(), arrays["flags"].tolist()))
     num_trained = sum(sum(map(sum, (trained for _, trained in segments))) for segments in reference.segments_by_length(rows))
     model = reference.load(model_directory)
     optimizer = reference.make_optimizer("adamw", model, settings)
@@ -80,8 +76,18 @@ def main():
         loss = loss.detach() / num_ranks
         torch.distributed.all_reduce(loss)
         history.append({"loss": float(loss), "grad_norm": float(norm)})
-    if rank == 0:
-        print(json.dumps(history))
+    return history
+
+
+def main():
+    peers, model_directory, rows, settings = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    arrays = np.load(rows)
+    rows = list(zip(arrays["tokens"].tolist(), arrays["flags"].tolist()))
+    histories = {who: train(who, model_directory, rows, json.loads(settings)) for who in peers.split(",")}
+    if torch.distributed.get_rank() == 0:
+        print(json.dumps(histories))
     torch.distributed.destroy_process_group()
 
 

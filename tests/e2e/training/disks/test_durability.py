@@ -14,7 +14,7 @@ from conftest import make_model, random_rows, write_rows
 
 SEQ = 32
 NUM_STEPS = 8
-NUM_KILLS = 1000 if os.environ.get("FOREBAY_FULL") == "1" else 50
+NUM_KILLS = 1000 if os.environ.get("FOREBAY_FULL") == "1" else 20
 ON_DISK = dict(weights_tier="nvme", state_tier="nvme")
 IN_RAM = dict(weights_tier="host", state_tier="host")
 
