@@ -8,15 +8,14 @@ import reference
 import tiny_models
 from conftest import random_rows, read_metrics, write_rows
 
-ON_GPU, FULL = "FOREBAY_DEVICE" in os.environ, bool(os.environ.get("FOREBAY_FULL"))
+STEPS = 20
 SETTINGS = dict(
     lr=2e-3, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1, clip=0.5, warmup=5, schedule="cosine"
 )
 # An emulated GPU takes some hundred times as long for a token.
-BATCH, ACCUM, SEQ = (1, 2, 24) if ON_GPU else (2, 2, 48)
-STEPS = 10 if ON_GPU and not FULL else 20
+BATCH, ACCUM, SEQ = (1, 2, 24) if "FOREBAY_DEVICE" in os.environ else (2, 2, 48)
 # PyTorch takes long over bf16 where the CPU has no such products, and so the others are for scripts/test --full.
-BF16_FAMILIES = list(tiny_models.FAMILIES) if FULL else ["llama_tied", "gpt2"]
+BF16_FAMILIES = list(tiny_models.FAMILIES) if os.environ.get("FOREBAY_FULL") else ["llama_tied", "gpt2"]
 
 
 def train_with_forebay(forebay, model, data, out, **changes):
