@@ -49,9 +49,11 @@ absl::Status ChooseAlgorithms(cuda::Context& context, Device* device, MemoryBudg
   if (algorithms.card != device->card() || algorithms.library != matmul.LibraryVersion()) {
     algorithms = {.card = device->card(), .library = matmul.LibraryVersion(), .chosen = {}};
   }
+  const std::set wanted(products.begin(), products.end());
+  std::erase_if(algorithms.chosen, [&](const auto& one) { return !wanted.contains(one.first); });
   std::vector<MatmulProduct> unknown;
   int64_t operand_bytes = 0;
-  for (const MatmulProduct& product : std::set(products.begin(), products.end())) {
+  for (const MatmulProduct& product : wanted) {
     const auto known = algorithms.chosen.find(product);
     if (known != algorithms.chosen.end()) {
       FOREBAY_ASSIGN_OR_RETURN(const bool is_used, matmul.Use(product, known->second));

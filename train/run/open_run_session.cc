@@ -1,27 +1,58 @@
 #include "forebay/train/run/open_run_session.h"
 
+#include <filesystem>
 #include <string>
 #include <utility>
 
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
+#include "forebay/train/files/cache_folder.h"
 #include "forebay/train/files/run_algorithms.h"
 
 namespace forebay {
+
+namespace {
+
+// The file of this user that has what all runs have measured on this machine, so that a run begun
+// anew has the bits of the one before it; "" where there is no place for it.
+std::string KeptPath() {
+  const absl::StatusOr<std::string> folder = CacheFolder("products");
+  return folder.ok() ? JoinPath(*folder, "algorithms.json") : "";
+}
+
+// With what other runs have measured, where it is of the same card and library.
+void Keep(const std::string& path, const MatmulAlgorithms& kept, MatmulAlgorithms algorithms) {
+  if (path.empty()) return;
+  if (kept.card == algorithms.card && kept.library == algorithms.library) {
+    algorithms.chosen.insert(kept.chosen.begin(), kept.chosen.end());
+  }
+  if (algorithms == kept) return;
+  // Another run measures them again where they could not be kept.
+  MakeDirectories(std::filesystem::path(path).parent_path().string()).IgnoreError();
+  WriteAlgorithms(path, algorithms).IgnoreError();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<RunSession>> OpenRunSession(PreparedRun& run,
                                                            LayerSessionOptions session_options,
                                                            LoggedObserver& observer) {
   std::string note;
-  const MatmulAlgorithms kept = ReadAlgorithms(run.paths.algorithms, note);
+  const MatmulAlgorithms of_run = ReadAlgorithms(run.paths.algorithms, note);
   if (!note.empty()) observer.OnNote(note);
-  MatmulAlgorithms algorithms = kept;
+  const std::string kept_path = run.plan.on_gpu() ? KeptPath() : "";
+  std::string ignored;
+  const MatmulAlgorithms kept = ReadAlgorithms(kept_path, ignored);
+  MatmulAlgorithms algorithms = of_run.chosen.empty() ? kept : of_run;
   FOREBAY_ASSIGN_OR_RETURN(
       std::unique_ptr<RunSession> session,
       RunSession::Create(run.plan, run.options, run.config, std::move(run.store), run.budget.get(),
                          std::move(session_options), &algorithms));
-  if (!(algorithms == kept)) {
+  if (algorithms.chosen.empty()) return session;
+  if (!(algorithms == of_run)) {
     FOREBAY_RETURN_IF_ERROR(WriteAlgorithms(run.paths.algorithms, algorithms));
   }
+  Keep(kept_path, kept, algorithms);
   return session;
 }
 

@@ -1,9 +1,11 @@
 // A run computes its matrix products by the algorithms that it began with, whatever would be chosen
 // by now: on the emulated GPU, where each algorithm has bits of its own.
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/device/emulation/options.h"
@@ -30,7 +32,13 @@ class NotesObserver : public SilentObserver {
 
 class GpuAlgorithms : public testing::Test {
  protected:
+  GpuAlgorithms() { ForgetMachine(); }
   ~GpuAlgorithms() override { TheOptions() = before_; }
+
+  // What other runs have measured here.
+  void ForgetMachine() {
+    ::setenv("XDG_CACHE_HOME", folder_.Path(fmt::format("cache{}", num_caches_++)).c_str(), 1);
+  }
 
   TrainOptions OnGpu(const std::string& name) const {
     // In fp32, as bf16 rounds most differences of order away.
@@ -46,14 +54,16 @@ class GpuAlgorithms : public testing::Test {
     EXPECT_TRUE(TrainToy(OnGpu(name)).ok());
     return *ResultOf(folder_.Path(name));
   }
-  // The first step, at the second algorithm.
-  TrainOptions Begun(const std::string& name) const {
+  // The first step, at the second algorithm; the machine forgets what was measured.
+  TrainOptions Begun(const std::string& name) {
+    ForgetMachine();
     TheOptions().fastest_product = 1;
     TrainOptions options = OnGpu(name);
     options.stop_after = 1;
     EXPECT_FALSE(TrainToy(options).ok());
     options.stop_after = 0;
     options.resume = true;
+    ForgetMachine();
     return options;
   }
   // The other steps, at the first one.
@@ -66,6 +76,7 @@ class GpuAlgorithms : public testing::Test {
   }
 
   const emulation::Options before_ = TheOptions();
+  int num_caches_ = 0;
   const TemporaryFolder folder_;
   const ToyTask task_{folder_.path()};
 };
@@ -74,10 +85,26 @@ const auto kMayDiffer = HasSubstr("differ in the last bits from an uninterrupted
 
 TEST_F(GpuAlgorithms, AResumedRunHasTheBitsOfOneThatWasNotStopped) {
   const ToyResult expected = Whole("whole", 1);
+  ForgetMachine();
   EXPECT_NE(Whole("other", 0), expected);
   const TrainOptions options = Begun("run");
   EXPECT_THAT(NotesOfRest(options), Not(Contains(kMayDiffer)));
   EXPECT_EQ(*ResultOf(options.out), expected);
+}
+
+TEST_F(GpuAlgorithms, ANewRunHasTheBitsOfTheOneBeforeIt) {
+  const ToyResult expected = Whole("first", 1);
+  EXPECT_EQ(Whole("second", 0), expected);  // another would be measured
+  TrainOptions other = OnGpu("other batch");
+  other.batch = 1;
+  ASSERT_TRUE(TrainToy(other).ok());
+  EXPECT_EQ(Whole("third", 0), expected);
+  std::string note;
+  const MatmulAlgorithms of_first = ReadAlgorithms(RunPaths(folder_.Path("first")).algorithms, note);
+  EXPECT_EQ(ReadAlgorithms(RunPaths(folder_.Path("third")).algorithms, note), of_first);
+  // Another library's are not taken.
+  TheOptions().cublaslt_version = 130100;
+  EXPECT_NE(Whole("newer", 0), expected);
 }
 
 TEST_F(GpuAlgorithms, WithoutItsRecordARunSaysThatBitsMayDiffer) {
