@@ -17,7 +17,7 @@ def ip(*arguments):
 class TwoHosts:
     """Has of each host the command to start a program behind, and the address of the first."""
 
-    addresses = ["10.77.0.1", "10.77.0.2"]
+    addresses = ("10.77.0.1", "10.77.0.2")
 
     def __init__(self, name):
         self.names = [f"{name}-{host}" for host in range(2)]
