@@ -22,6 +22,7 @@ struct MicroBatch {
   std::vector<Segment> segments;   // ascending, disjoint; padding belongs to no segment
   int64_t num_trained = 0;         // targets that are not -1
   int64_t num_tokens = 0;          // tokens that are not padding
+  int part = 0;                    // of several that are computed side by side (--data_parallel)
 };
 
 }  // namespace forebay

@@ -108,8 +108,8 @@ class Stream {
   virtual absl::Status Fill(void* to, std::byte value, int64_t size_bytes) = 0;
   // `event` is reached when everything enqueued here so far is done.
   virtual absl::Status Record(Event& event) = 0;
-  // What is enqueued after this starts only when `event` is reached. Requires: an event of the same
-  // device.
+  // What is enqueued after this starts only when `event` is reached. Requires: an event of a device
+  // of the same kind.
   virtual absl::Status WaitFor(const Event& event) = 0;
   // Blocks the caller until all work enqueued so far is done. EnvironmentError when the device
   // failed in it.

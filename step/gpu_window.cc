@@ -10,26 +10,44 @@
 
 namespace forebay {
 
-absl::StatusOr<std::unique_ptr<GpuWindow>> GpuWindow::Create(ParamSource* source, Device* device,
-                                                             int num_places, int64_t place_bytes) {
-  FOREBAY_CHECK(num_places >= 3);
-  std::unique_ptr<GpuWindow> window(new GpuWindow(source, device));
-  FOREBAY_ASSIGN_OR_RETURN(window->copies_, device->CreateStream());
-  window->places_.resize(static_cast<size_t>(num_places));
-  for (Place& place : window->places_) {
-    FOREBAY_ASSIGN_OR_RETURN(place.memory, device->Allocate(place_bytes));
-    FOREBAY_ASSIGN_OR_RETURN(place.copied, device->CreateEvent());
+absl::StatusOr<std::unique_ptr<GpuWindow>> GpuWindow::Create(ParamSource* source,
+                                                             std::span<Device* const> devices,
+                                                             int num_places, int64_t place_bytes,
+                                                             UsedOnOthers used) {
+  FOREBAY_CHECK(num_places >= 3 && (devices.size() == 1 || used != nullptr));
+  std::unique_ptr<GpuWindow> window(new GpuWindow(source));
+  window->used_on_others_ = std::move(used);
+  window->kind_ = devices.front()->kind();
+  for (Device* const device : devices) {
+    FOREBAY_ASSIGN_OR_RETURN(window->streams_.emplace_back(), device->CreateStream());
+  }
+  for (int i = 0; i < num_places; ++i) {
+    FOREBAY_RETURN_IF_ERROR(window->AddPlace(devices, place_bytes));
   }
   return window;
+}
+
+absl::Status GpuWindow::AddPlace(std::span<Device* const> devices, int64_t place_bytes) {
+  Place& place = places_.emplace_back();
+  for (Device* const device : devices) {
+    Copy& copy = place.copies.emplace_back();
+    FOREBAY_ASSIGN_OR_RETURN(copy.memory, device->Allocate(place_bytes));
+    FOREBAY_ASSIGN_OR_RETURN(copy.is_there, device->CreateEvent());
+  }
+  return absl::OkStatus();
 }
 
 GpuWindow::~GpuWindow() {
   for (Place& place : places_) {
     FOREBAY_CHECK(place.state != PlaceState::kLent);
     // Its readers may not be through. An error of the device was reported to who awaited.
-    if (place.last_read != nullptr) place.last_read->Await().IgnoreError();
+    for (const Copy& copy : place.copies) {
+      if (copy.last_read != nullptr) copy.last_read->Await().IgnoreError();
+    }
   }
-  copies_->Await().IgnoreError();
+  for (const std::unique_ptr<Stream>& stream : streams_) {
+    if (stream != nullptr) stream->Await().IgnoreError();
+  }
 }
 
 void GpuWindow::Expect(std::span<const int> layers) {
@@ -48,24 +66,37 @@ GpuWindow::Place* GpuWindow::FreePlace() {
   return free == places_.end() ? nullptr : &*free;
 }
 
+// To every device. The first one's copy counts as there when all are: the source waits for that.
+absl::Status GpuWindow::CopyTo(Place& place, std::span<const std::byte> weights) {
+  for (size_t d = place.copies.size(); d-- > 0;) {
+    const Copy& copy = place.copies[d];
+    FOREBAY_CHECK(static_cast<int64_t>(weights.size()) <= copy.memory.size_bytes());
+    if (copy.last_read != nullptr) FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*copy.last_read));
+    FOREBAY_RETURN_IF_ERROR(streams_[d]->CopyToDevice(copy.memory.address(), weights));
+    for (size_t other = place.copies.size() - 1; d == 0 && other > 0; --other) {
+      FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*place.copies[other].is_there));
+    }
+    FOREBAY_RETURN_IF_ERROR(streams_[d]->Record(*copy.is_there));
+    copied_bytes_ += static_cast<int64_t>(weights.size());
+  }
+  return absl::OkStatus();
+}
+
 // Requires: `layer` is the next of the source.
 absl::Status GpuWindow::Stage(Place& place, int layer) {
   FOREBAY_ASSIGN_OR_RETURN(WeightsLease lease, source_->Acquire(layer));
   const LayerWeights& weights = lease.weights();
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
-  FOREBAY_CHECK(static_cast<int64_t>(weights.data.size()) <= place.memory.size_bytes());
   const TraceScope trace("copy weights to the GPU (enqueue)", {.layer = layer});
-  if (place.last_read != nullptr) FOREBAY_RETURN_IF_ERROR(copies_->WaitFor(*place.last_read));
-  FOREBAY_RETURN_IF_ERROR(copies_->CopyToDevice(place.memory.address(), weights.data));
-  FOREBAY_RETURN_IF_ERROR(copies_->Record(*place.copied));
-  copied_bytes_ += static_cast<int64_t>(weights.data.size());
+  FOREBAY_RETURN_IF_ERROR(CopyTo(place, weights.data));
+  const Copy& first = place.copies.front();
   place.layer = layer;
   place.weights = {.dtype = weights.dtype,
-                   .data = {place.memory.As<const std::byte>(), weights.data.size()},
-                   .device = device_->kind(),
-                   .ready = place.copied.get()};
+                   .data = {first.memory.As<const std::byte>(), weights.data.size()},
+                   .device = kind_,
+                   .ready = first.is_there.get()};
   place.state = PlaceState::kStaged;
-  lease.Release(place.copied.get());
+  lease.Release(first.is_there.get());
   return absl::OkStatus();
 }
 
@@ -97,19 +128,36 @@ absl::StatusOr<WeightsLease> GpuWindow::Acquire(int layer) {
   return WeightsLease(this, layer, place.weights);
 }
 
-bool GpuWindow::IsLent(int layer) const {
-  return std::ranges::any_of(places_, [&](const Place& each) {
-    return each.state == PlaceState::kLent && each.layer == layer;
-  });
-}
-
-void GpuWindow::Release(int layer, Event* done) {
+const GpuWindow::Place* GpuWindow::LentPlace(int layer) const {
   const auto place = std::ranges::find_if(places_, [&](const Place& each) {
     return each.state == PlaceState::kLent && each.layer == layer;
   });
-  FOREBAY_CHECK(place != places_.end());
-  place->state = PlaceState::kFree;
-  place->last_read = done;
+  return place == places_.end() ? nullptr : &*place;
+}
+
+bool GpuWindow::IsLent(int layer) const {
+  return LentPlace(layer) != nullptr;
+}
+
+LayerWeights GpuWindow::WeightsOn(size_t device, int layer) const {
+  const Place* const place = LentPlace(layer);
+  FOREBAY_CHECK(place != nullptr);
+  const Copy& copy = place->copies[device];
+  LayerWeights weights = place->weights;
+  weights.data = {copy.memory.As<const std::byte>(), weights.data.size()};
+  weights.ready = copy.is_there.get();
+  return weights;
+}
+
+void GpuWindow::Release(int layer, Event* done) {
+  const Place* const lent = LentPlace(layer);
+  FOREBAY_CHECK(lent != nullptr);
+  Place& place = places_[static_cast<size_t>(lent - places_.data())];
+  place.state = PlaceState::kFree;
+  place.copies.front().last_read = done;
+  for (size_t d = 1; d < place.copies.size(); ++d) {
+    place.copies[d].last_read = used_on_others_(d, layer);
+  }
   StageAhead();
 }
 

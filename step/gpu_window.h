@@ -6,9 +6,13 @@
 //
 // Host memory is pinned by whoever owns it (HostBufferOptions::device); what is not is copied too,
 // more slowly.
+//
+// Where several GPUs compute the same layers, each layer is copied to a place on every one of them,
+// and the source's lease ends when all have it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,7 +32,16 @@ class GpuWindow final : public ParamSource {
   // the device. `source` ends before this, as it may wait for its events; `device` outlives this.
   // OutOfMemoryError, EnvironmentError. Requires: num_places >= 3.
   static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source, Device* device,
-                                                           int num_places, int64_t place_bytes);
+                                                           int num_places, int64_t place_bytes) {
+    return Create(source, std::span(&device, 1), num_places, place_bytes, {});
+  }
+  // The same on several. Leases have the weights on the first; when nobody on one of the others
+  // reads a layer any more, which is asked when its lease is released, `used` says.
+  using UsedOnOthers = std::function<Event*(size_t device, int layer)>;
+  static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source,
+                                                           std::span<Device* const> devices,
+                                                           int num_places, int64_t place_bytes,
+                                                           UsedOnOthers used);
   ~GpuWindow() override;  // every lease has ended
 
   void Expect(std::span<const int> layers) override;
@@ -43,6 +56,8 @@ class GpuWindow final : public ParamSource {
   int64_t num_expected() const { return announced_.size(); }
   // Whether a lease of the layer is out.
   bool IsLent(int layer) const;
+  // Its weights on one of the devices. Requires: a lease of the layer is out.
+  LayerWeights WeightsOn(size_t device, int layer) const;
   int64_t copied_bytes() const { return copied_bytes_; }
 
  protected:
@@ -51,23 +66,30 @@ class GpuWindow final : public ParamSource {
 
  private:
   enum class PlaceState : uint8_t { kFree, kStaged, kLent };
-  struct Place {
+  struct Copy {
     DeviceBuffer memory;
-    std::unique_ptr<Event> copied;
-    PlaceState state = PlaceState::kFree;
-    LayerWeights weights;  // of the layer, on the device
-    int layer = -1;
+    std::unique_ptr<Event> is_there;
     Event* last_read = nullptr;  // when the last lease's readers are done; nullptr: now
   };
+  struct Place {
+    std::vector<Copy> copies;  // by device
+    PlaceState state = PlaceState::kFree;
+    LayerWeights weights;  // of the layer, on the first device
+    int layer = -1;
+  };
 
-  GpuWindow(ParamSource* source, Device* device) : source_(source), device_(device) {}
+  explicit GpuWindow(ParamSource* source) : source_(source) {}
+  absl::Status AddPlace(std::span<Device* const> devices, int64_t place_bytes);
   Place* FreePlace();
+  const Place* LentPlace(int layer) const;
   absl::Status Stage(Place& place, int layer);
+  absl::Status CopyTo(Place& place, std::span<const std::byte> weights);
   void StageAhead();
 
   ParamSource* const source_;
-  Device* const device_;
-  std::unique_ptr<Stream> copies_;
+  UsedOnOthers used_on_others_;
+  DeviceKind kind_ = DeviceKind::kHost;
+  std::vector<std::unique_ptr<Stream>> streams_;  // by device
   std::vector<Place> places_;
   AnnouncedLayers announced_;
   Place* staged_ = nullptr;  // has the next layer; nullptr: none has

@@ -32,6 +32,7 @@ class HeldWeights {
   explicit HeldWeights(std::span<const WeightsLease> leases) : leases_(leases) {}
   // Requires: the schedule has read them and not released them.
   const LayerWeights& Of(int layer) const;
+  std::span<const WeightsLease> leases() const { return leases_; }
 
  private:
   std::span<const WeightsLease> leases_;

@@ -17,6 +17,7 @@
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/start/agree_on_run.h"
+#include "forebay/train/start/plan_ranks.h"
 #include "forebay/train/start/resolve_options.h"
 #include "forebay/train/start/what_if.h"
 
@@ -68,7 +69,17 @@ class PlanCommand : public Command {
     FOREBAY_ASSIGN_OR_RETURN(const ResolvedOptions resolved,
                              ResolveOptions(inputs, OptionsUse::kPlan));
     FOREBAY_ASSIGN_OR_RETURN(const Plan plan, PlanFor(resolved.options));
-    PrintTo(stdout, "{}", context.json ? ToJson(plan).dump() + "\n" : plan_text_);
+    Json json = ToJson(plan);
+    if (num_ranks_ > 1) {
+      FOREBAY_ASSIGN_OR_RETURN(
+          const PlannedRanks ranks,
+          PlanRanks(resolved.options, num_ranks_,
+                    [&](const TrainOptions& options) { return PlanPart(options); }));
+      json["ranks"] = ToJson(ranks);
+      json["slowest_rank"] = ranks.slowest;
+      plan_text_ += FormatRanks(ranks);
+    }
+    PrintTo(stdout, "{}", context.json ? json.dump() + "\n" : plan_text_);
     return absl::OkStatus();
   }
 
@@ -92,13 +103,22 @@ class PlanCommand : public Command {
     return as_given.status();
   }
 
-  // Keeps the text of the first one.
+  // Of one rank, or of the one process.
+  absl::StatusOr<Plan> PlanPart(TrainOptions options) {
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, Limits(model, options));
+    return MakePlan(model, options, limits);
+  }
+
+  absl::StatusOr<MachineLimits> Limits(const DecoderConfig& model, TrainOptions& options) {
+    return machine_.empty() ? ThisMachine(model, options) : OtherMachine(options);
+  }
+
+  // Of the first rank. Keeps the text of the first one.
   absl::StatusOr<Plan> PlanFor(TrainOptions options) {
     FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
     FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
-    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, machine_.empty()
-                                                             ? ThisMachine(model, options)
-                                                             : OtherMachine(options));
+    FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, Limits(model, options));
     FOREBAY_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, options, limits));
     if (plan_text_.empty()) {
       FindBetterSettings(model, options, limits, plan);

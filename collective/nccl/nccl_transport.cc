@@ -11,8 +11,8 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/nccl/nccl.h"
-#include "forebay/collective/nccl/sum_cuda.h"
 #include "forebay/collective/rank_failures.h"
+#include "forebay/collective/sum_cuda.h"
 
 namespace forebay {
 namespace {

@@ -14,6 +14,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/rank_failures.h"
+#include "forebay/collective/sockets/not_inherited.h"
 #include "forebay/collective/sockets/rendezvous.h"
 
 namespace forebay {
@@ -51,7 +52,12 @@ class SocketTransport : public Transport {
  public:
   SocketTransport(int rank, std::vector<RankConnection> connections)
       : rank_(rank), peers_(connections.size()), polled_(2 * connections.size()) {
-    for (size_t r = 0; r < peers_.size(); ++r) peers_[r].connection = std::move(connections[r]);
+    for (size_t r = 0; r < peers_.size(); ++r) {
+      peers_[r].connection = std::move(connections[r]);
+      for (const UniqueFd* fd : {&peers_[r].connection.data, &peers_[r].connection.control}) {
+        if (fd->valid()) not_inherited_.Add(fd->get());
+      }
+    }
   }
   ~SocketTransport() override {
     if (!has_announced_) Tell({.kind = NoticeKind::kLeaving, .rank = rank_});
@@ -91,6 +97,7 @@ class SocketTransport : public Transport {
 
   const int rank_;
   std::vector<SocketPeer> peers_;
+  NotInherited not_inherited_;  // behind the connections, so that it ends before them
   std::vector<pollfd> polled_;
   bool has_announced_ = false;
 };

@@ -1,4 +1,6 @@
 // How ranks find each other over TCP, and what they say when they do not.
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +11,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/sockets/not_inherited.h"
 #include "forebay/collective/sockets/rendezvous.h"
 #include "forebay/collective/sockets/socket.h"
 #include "gmock/gmock.h"
@@ -101,6 +104,51 @@ TEST(Rendezvous, AnAddressThatIsNotKnownIsNamed) {
   launch.master_address = "no-such-machine.invalid";
   EXPECT_THAT(MessageOf(MeetRanks(launch, 0.1).status()),
               HasSubstr("the address of the machine 'no-such-machine.invalid' is not known"));
+}
+
+// A child that goes on as a copy holds no connection of its parent open.
+TEST(NotInherited, AForkedChildHasNothingThere) {
+  int pair[2], life[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  ASSERT_EQ(::pipe(life), 0);
+  NotInherited connections;
+  connections.Add(pair[0]);
+  const pid_t child = ::fork();
+  char byte = 0;
+  if (child == 0) {
+    // Its number is taken, by a file that nobody hears.
+    const bool is_null = ::write(pair[0], "x", 1) == 1 && ::read(pair[0], &byte, 1) == 0;
+    ::close(life[1]);
+    ::close(pair[1]);
+    while (::read(life[0], &byte, 1) > 0) continue;
+    ::_exit(is_null ? 0 : 1);
+  }
+  connections.Forget();
+  ::close(pair[0]);
+  EXPECT_EQ(::read(pair[1], &byte, 1), 0) << "closed, while the child lives";
+  ::close(life[1]);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ::close(pair[1]);
+  ::close(life[0]);
+}
+
+TEST(NotInherited, AChildKeepsWhatIsForgotten) {
+  int pair[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  {
+    NotInherited connections;
+    connections.Add(pair[0]);
+  }
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(::write(pair[0], "x", 1) == 1 ? 0 : 1);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  char byte = 0;
+  EXPECT_EQ(::recv(pair[1], &byte, 1, MSG_DONTWAIT), 1);
+  for (const int fd : pair) ::close(fd);
 }
 
 TEST(SocketAddress, IsWrittenAsUsual) {

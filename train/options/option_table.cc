@@ -269,10 +269,13 @@ std::vector<OptionSpec> PlacementRows() {
   };
 }
 
-// The options of a run in several processes.
+// The options of a run on several GPUs, or in several processes.
 std::vector<OptionSpec> RankRows() {
   using O = TrainOptions;
   return {
+      Whole<int>("offload", "data_parallel", &O::data_parallel, 1, 64,
+                 "GPUs of this one process, each of which computes a part of every micro-batch's "
+                 "rows; all have one state. On a CPU the parts are computed one after the other"),
       Whole<int>("offload", "zero_stage", &O::zero_stage, 0, 3,
                  "what ranks divide among them, as ZeRO counts; 0: the data alone, each rank has "
                  "the whole state"),

@@ -88,6 +88,9 @@ struct RunOptions {
   bool resume = false;
   bool dry_run = false;
 
+  // Parts of each micro-batch's rows that this process computes apart, on a GPU each.
+  int data_parallel = 1;
+
   // several processes
   int zero_stage = 0;        // what is divided among ranks, as in ZeRO; 0: data alone
   double rank_timeout = 60;  // seconds that a rank may keep the others waiting

@@ -1,8 +1,10 @@
 #include "forebay/train/plan/ask_machine.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/device/device.h"
@@ -29,7 +31,7 @@ int64_t BytesBelow(const std::string& folder) {
   return bytes;
 }
 
-GpuLimits AskGpu(int index) {
+GpuLimits AskOneGpu(int index) {
   const absl::StatusOr<std::unique_ptr<Device>> device = CreateCudaDevice(index);
   if (!device.ok()) return {.why_none = MessageOf(device.status())};
   const absl::StatusOr<DeviceMemory> memory = (*device)->Memory();
@@ -37,6 +39,20 @@ GpuLimits AskGpu(int index) {
   return {.name = (*device)->name(),
           .free_bytes = memory->free_bytes,
           .has_bf16 = (*device)->HasBf16()};
+}
+
+// What every one of them has.
+GpuLimits AskGpus(const TrainOptions& options) {
+  GpuLimits limits = AskOneGpu(options.gpu_index);
+  for (int part = 1; part < options.data_parallel && !limits.name.empty(); ++part) {
+    const GpuLimits other = AskOneGpu(options.gpu_index + part);
+    if (other.name.empty()) {
+      return {.why_none = fmt::format("--data_parallel={} asks for as many GPUs: {}",
+                                      options.data_parallel, other.why_none)};
+    }
+    limits.free_bytes = std::min(limits.free_bytes, other.free_bytes);
+  }
+  return limits;
 }
 
 }  // namespace
@@ -51,7 +67,7 @@ MachineLimits AskMachine(const TrainOptions& options) {
   MachineLimits limits = LimitsOfMachine(folders);
   // A budget is for the whole process, and what that has already is not available any more.
   limits.available_memory_bytes += ReadProcessMemory().resident_bytes;
-  if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpu(options.gpu_index);
+  if (options.device != ComputeDevice::kCpu) limits.gpu = AskGpus(options);
   if (options.nvme.empty()) {
     DiskLimits& disk = limits.disks.front();
     // Nobody has said where: a plan alone.

@@ -63,7 +63,7 @@ class Forecaster {
         gpu_(gpu),
         options_(options),
         speeds_(speeds),
-        tokens_(options.batch * options.accum * options.seq),
+        tokens_(options.data_parallel * options.batch * options.accum * options.seq),
         flops_(flops),
         hidden_size_(model.hidden_size),
         inventory_(gpu.computes ? BuildInventory(model) : Inventory()) {}

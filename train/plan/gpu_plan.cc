@@ -10,6 +10,7 @@
 #include "forebay/base/format.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/offload/largest_term.h"
+#include "forebay/offload/ranks/part_gradients.h"
 #include "forebay/optimizer/device_state.h"
 #include "forebay/optimizer/gradient_landing.h"
 
@@ -89,6 +90,12 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
     plan.terms.push_back(
         {"rounded gradient of one layer",
          GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""});
+  }
+  // On the first GPU; all have the same budget.
+  if (options.data_parallel > 1) {
+    plan.terms.push_back(
+        {"sum of the gradients of parts (fp32)",
+         GpuPartGradients::DeviceBytes(options.data_parallel, LargestLayerElems(inventory)), ""});
   }
   SumUp(plan);
 }
@@ -192,13 +199,20 @@ void AddState(const TrainOptions& options, const OffloadPlan& plan, GpuPlan& gpu
 
 std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOptions& options,
                                      const Inventory& inventory, const GpuPlan& gpu) {
-  const int64_t batches = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, {}));
-  const int64_t all = CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu));
+  const int64_t num_gpus = options.data_parallel;
+  const int64_t batches = num_gpus * CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, {}));
+  const int64_t all = num_gpus * CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu));
   std::vector<PlanTerm> terms;
   if (options.num_ranks == 1) {
     terms.push_back(
         {"gradients from the GPU",
          GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""});
+  }
+  if (num_gpus > 1) {
+    terms.push_back(
+        {"gradients of the other GPUs (fp32)",
+         GpuPartGradients::ChargedBytes(options.data_parallel, LargestLayerElems(inventory)), 0,
+         ""});
   }
   terms.push_back({"micro-batches for the GPU", batches, 0, kTokensShrinkWith});
   if (all > batches) {

@@ -12,6 +12,7 @@
 #include "forebay/model/decoder_flops.h"
 #include "forebay/offload/ranks/gathered_weights.h"
 #include "forebay/offload/ranks/gradient_sum.h"
+#include "forebay/offload/ranks/part_gradients.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/files/rank_parts.h"
@@ -26,6 +27,11 @@ namespace {
 
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
+
+// Of all parts of this process.
+int64_t StepTokens(const TrainOptions& options) {
+  return options.data_parallel * options.batch * options.accum * options.seq;
+}
 
 absl::Status CheckPositions(const DecoderConfig& model, const TrainOptions& options) {
   if (options.seq <= model.max_positions) return absl::OkStatus();
@@ -111,29 +117,41 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
 std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const TrainOptions& options,
                                          const Inventory& inventory, const MachineLimits& limits,
                                          const BlockRecompute& recompute) {
-  const int64_t tokens_per_step = options.batch * options.accum * options.seq;
+  // Of each part, which have memory of their own but for the workspace.
+  const int64_t tokens = options.batch * options.accum * options.seq;
+  const int64_t num_parts = options.data_parallel;
   const DType activations = options.activations_dtype;
-  const DecoderStepMemory step =
-      StepMemoryFor(model, inventory, tokens_per_step, recompute, activations);
+  const DecoderStepMemory step = StepMemoryFor(model, inventory, tokens, recompute, activations);
+  const auto of_parts = [&](int64_t bytes) { return num_parts * HostBuffer::ChargedBytes(bytes); };
   DecoderOptions decoder;
   decoder.num_threads = options.threads > 0 ? options.threads : limits.num_cores;
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
   std::vector<PlanTerm> terms = {
-      {"gradient of one block (fp32)", HostBuffer::ChargedBytes(step.block_gradient_bytes), 0, ""},
-      {"gradient of the embedding (fp32)", HostBuffer::ChargedBytes(step.large_gradient_bytes), 0,
-       ""},
-      {"activation gradients", HostBuffer::ChargedBytes(step.activation_gradient_bytes), 0,
-       kTokensShrinkWith},
-      {kSavedPurpose, HostBuffer::ChargedBytes(step.saved_bytes), 0, "--recompute"},
+      {"gradient of one block (fp32)", of_parts(step.block_gradient_bytes), 0, ""},
+      {"gradient of the embedding (fp32)", of_parts(step.large_gradient_bytes), 0, ""},
+      {"activation gradients", of_parts(step.activation_gradient_bytes), 0, kTokensShrinkWith},
+      {kSavedPurpose, of_parts(step.saved_bytes), 0, "--recompute"},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };
   if (activations != DType::kF32) {
     const int64_t bytes = WideActivationBytes(model, decoder.max_tokens, activations);
-    terms.push_back({kWidePurpose, HostBuffer::ChargedBytes(bytes), 0, "--batch or --seq"});
+    terms.push_back({kWidePurpose, of_parts(bytes), 0, "--batch or --seq"});
+  }
+  if (num_parts > 1) {
+    terms.push_back({"sum of the gradients of parts (fp32)",
+                     HostPartGradients::ChargedBytes(inventory.largest_layer_elems()), 0, ""});
   }
   return terms;
+}
+
+// Of a layer. Each part has a buffer for all of its activations.
+int64_t ActivationBytesOnCpu(const DecoderConfig& model, const TrainOptions& options,
+                             int64_t part_tokens) {
+  const int64_t bytes = ForwardBytes(model, part_tokens, options.activations_dtype);
+  return options.data_parallel == 1 ? bytes
+                                    : options.data_parallel * HostBuffer::ChargedBytes(bytes);
 }
 
 absl::Status CheckActivationsOfGpu(const TrainOptions& options) {
@@ -153,9 +171,8 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
   std::vector<PlanTerm> terms =
       gpu.device.empty() ? DecoderMemoryOnCpu(model, options, inventory, limits, recompute)
                          : HostTermsOfGpu(model, options, inventory, gpu);
-  terms.push_back({"tokens of a step",
-                   options.batch * options.accum * options.seq * kBatchBytesPerToken, 0,
-                   kTokensShrinkWith});
+  terms.push_back(
+      {"tokens of a step", StepTokens(options) * kBatchBytesPerToken, 0, kTokensShrinkWith});
   if (options.num_ranks > 1) {
     terms.push_back(
         {"sum of gradients over ranks (fp32)",
@@ -208,9 +225,9 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   if (on_gpu) FOREBAY_RETURN_IF_ERROR(CheckActivationsOfGpu(options));
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
   inputs.chain.num_spilled_activations = gpu.num_spilled_activations;
-  const int64_t step_tokens = options.batch * options.accum * options.seq;
+  const int64_t part_tokens = StepTokens(options) / options.data_parallel;
   if (!on_gpu) {
-    inputs.activation_bytes = ForwardBytes(model, step_tokens, options.activations_dtype);
+    inputs.activation_bytes = ActivationBytesOnCpu(model, options, part_tokens);
   } else if (options.activations_tier == ActivationsTier::kNvme) {
     inputs.activation_bytes = CudaActivationBytes(model, CudaDecoderOptionsOf(options, gpu));
     inputs.num_activation_buffers = kActivationStorageBuffers;
@@ -242,16 +259,18 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   FOREBAY_RETURN_IF_ERROR(offload.status());
   Plan plan{*std::move(offload)};
   AddState(options, plan, gpu);
-  plan.tokens_per_step = step_tokens;
+  plan.tokens_per_step = StepTokens(options);
   plan.exports_to_come = exports_to_come;
   plan.traffic = TrafficOf(model, options, plan);
   plan.num_steps = options.steps;
   plan.steps_within_limit = StepsWithinLimit(plan, options);
   plan.recompute = recompute;
   plan.gpu = std::move(gpu);
-  plan.forecast = ForecastStep(plan, {on_gpu, plan.gpu.num_spilled_activations},
-                               FlopsOf(model, plan.tokens_per_step, options.seq, recompute), model,
-                               options, limits.speeds);
+  plan.forecast = ForecastStep(
+      plan, {on_gpu, plan.gpu.num_spilled_activations},
+      // GPUs compute their parts at a time.
+      FlopsOf(model, on_gpu ? part_tokens : plan.tokens_per_step, options.seq, recompute), model,
+      options, limits.speeds);
   plan.speeds_origin = limits.speeds.origin;
   plan.speeds_age_s = limits.speeds.age_s;
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;

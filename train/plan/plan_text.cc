@@ -292,9 +292,13 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   std::string table = fmt::format(
       "model      {}   {} params   {} layers   {} + {}   {} tokens/step ({} x {} x {}{})\n",
       model.architecture, FormatCount(inventory.num_params()), model.num_layers,
-      NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step, options.batch,
-      options.seq, options.accum,
+      NameOf(options.layout), NameOf(options.optimizer), plan.tokens_per_step,
+      options.data_parallel * options.batch, options.seq, options.accum,
       options.num_ranks > 1 ? fmt::format(", of each of {} ranks", options.num_ranks) : "");
+  if (options.data_parallel > 1) {
+    table += fmt::format("parts      {} of {} rows each, {}\n", options.data_parallel,
+                         options.batch, plan.on_gpu() ? "on a GPU each" : "one after the other");
+  }
   table += fmt::format("{:<36}{:>16}{:>12}\n", "",
                        "RAM " + FormatBinaryBytes(plan.ram_budget_bytes), "NVMe");
   for (const PlanTerm& term : plan.terms) {

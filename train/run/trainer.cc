@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,7 +18,6 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/collective/gather_values.h"
 #include "forebay/data/packed_file.h"
-#include "forebay/data/row_sampler.h"
 #include "forebay/offload/create_store.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/train/export/export_weights.h"
@@ -34,6 +34,7 @@
 #include "forebay/train/run/run_notes.h"
 #include "forebay/train/run/run_report.h"
 #include "forebay/train/run/run_trace.h"
+#include "forebay/train/run/step_batches.h"
 #include "forebay/train/run/write_limit.h"
 #include "forebay/train/start/prepare_run.h"
 #include "forebay/train/step/not_finite.h"
@@ -43,11 +44,6 @@
 
 namespace forebay {
 namespace {
-
-void LeaveUntrained(MicroBatch& batch) {
-  std::ranges::fill(batch.targets, -1);
-  batch.num_trained = batch.num_tokens = 0;
-}
 
 class TrainingRun {
  public:
@@ -90,7 +86,6 @@ class TrainingRun {
   absl::Status EvaluateWhatIsDue();
   absl::Status RunSteps();
   absl::Status RunStep(int64_t step);
-  absl::Status FillBatches(int64_t step);
   absl::Status EndStep(int64_t step, bool is_update);
   absl::StatusOr<bool> Advance(int64_t step, const StepResult& result);
   absl::Status AfterOverflow(int64_t step, const std::string& where);
@@ -140,9 +135,7 @@ class TrainingRun {
   std::unique_ptr<RunSession> session_;
   std::unique_ptr<RunExports> exports_;     // of --save_every
   std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
-  std::unique_ptr<RowSampler> sampler_;
-  std::vector<MicroBatch> batches_;  // memory is reused from step to step
-  size_t num_batches_ = 0;
+  std::optional<StepBatches> batches_;
   int64_t first_step_ = 0;                 // of this process
   RunProgress progress_;                   // after the released step
   std::optional<WriteLimit> write_limit_;  // from OpenSession on
@@ -179,8 +172,14 @@ absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(whole, prepared_.plan.exports_to_come));
   FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
                                                            prepared_.budget.get()));
-  sampler_ = std::make_unique<RowSampler>(prepared_.data->info().num_rows, options_.seed);
-  batches_.resize(options_.accum);
+  batches_.emplace(
+      prepared_.data.get(),
+      StepBatches::Options{.seed = options_.seed,
+                           .batch = options_.batch,
+                           .accum = options_.accum,
+                           .num_parts = environment_.num_ranks() * options_.data_parallel,
+                           .first_part = environment_.rank(),
+                           .num_own_parts = options_.data_parallel});
   NoteMachine(prepared_, *session_, observer_);
   return absl::OkStatus();
 }
@@ -342,32 +341,11 @@ absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_
       MessageOf(reason), committed_step(), prepared_.num_steps, go_on_with));
 }
 
-absl::Status TrainingRun::FillBatches(int64_t step) {
-  const TraceScope trace("read tokens");
-  const std::vector<int64_t> rows = sampler_->RowsOfStep(step - 1, prepared_.rows_per_step);
-  const int num_ranks = environment_.num_ranks();
-  num_batches_ = 0;
-  for (size_t first = 0; first < rows.size(); first += options_.batch) {
-    const size_t count = std::min<size_t>(options_.batch, rows.size() - first);
-    const std::vector<int64_t> parts = EvenParts(static_cast<int64_t>(count), num_ranks);
-    const int64_t begin = parts[environment_.rank()], end = parts[environment_.rank() + 1];
-    if (begin == end) continue;
-    const auto own = std::span(rows).subspan(first + begin, end - begin);
-    FOREBAY_RETURN_IF_ERROR(prepared_.data->ReadRows(own, batches_[num_batches_++]));
-  }
-  if (num_batches_ > 0) return absl::OkStatus();
-  // An epoch's last step may have fewer rows than there are ranks: one without trains nothing.
-  FOREBAY_RETURN_IF_ERROR(
-      prepared_.data->ReadRows(std::span(rows).first(1), batches_[num_batches_++]));
-  LeaveUntrained(batches_.front());
-  return absl::OkStatus();
-}
-
 absl::Status TrainingRun::RunStep(int64_t step) {
   const Stopwatch watch;
   trace_.BeginStep();
   const ActivityTimes waits_before = Waits();
-  FOREBAY_RETURN_IF_ERROR(FillBatches(step));
+  FOREBAY_ASSIGN_OR_RETURN(const std::span<const MicroBatch> batches, batches_->Read(step));
   const double loss_scale = progress_.loss_scale();
   const auto agree = [&] {
     return AgreeToGoOn(stop_() ? InterruptedError("stopped on request") : absl::OkStatus());
@@ -379,7 +357,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   };
   FOREBAY_ASSIGN_OR_RETURN(
       const StepResult result,
-      session_->step().Run({.batches = std::span(batches_).first(num_batches_),
+      session_->step().Run({.batches = batches,
                             .loss_scale = loss_scale,
                             .clip = options_.clip,
                             .scalars_of = [this](double norm) { return ScalarsOf(norm); },

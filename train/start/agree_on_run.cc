@@ -41,6 +41,32 @@ Json SettingsOfRank(const PreparedRun& run) {
        gathers ? plan.activations.num_spilled : 0}};
 }
 
+// Among the parts of one process.
+absl::Status DivideRows(int num_ranks, TrainOptions& options) {
+  const int num_parts = options.data_parallel;
+  if (num_ranks > 1) {
+    return UsageError(fmt::format(
+        "--data_parallel={} divides the rows in one process, and {} ranks divide them already. "
+        "Leave it out and start a rank for each GPU, or start one process alone",
+        num_parts, num_ranks));
+  }
+  if (options.batch % num_parts != 0) {
+    return UsageError(fmt::format(
+        "--batch={} rows of a micro-batch cannot be divided among --data_parallel={} parts. Give a "
+        "multiple of {}",
+        options.batch, num_parts, num_parts));
+  }
+  if (options.activations_tier == ActivationsTier::kNvme) {
+    return UsageError(fmt::format(
+        "--activations_tier=nvme is not there with --data_parallel={}. Leave it out; "
+        "--number_checkpoints keeps fewer activations, and ranks with --zero_stage=1 divide the "
+        "state",
+        num_parts));
+  }
+  options.batch /= num_parts;
+  return absl::OkStatus();
+}
+
 // The state at `step`, as this rank has it committed or prepared; null: it changed no tile.
 Json TrainerAt(int64_t step, TensorStore& store) {
   if (store.committed().step == step) return store.committed().trainer;
@@ -63,6 +89,7 @@ absl::Status CheckHistory(int64_t step, size_t newest, const Json& trainer, Prep
 }  // namespace
 
 absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
+  if (options.data_parallel > 1) return DivideRows(num_ranks, options);
   if (num_ranks == 1) return absl::OkStatus();
   if (options.batch % num_ranks != 0) {
     return UsageError(fmt::format(

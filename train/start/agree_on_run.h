@@ -9,8 +9,9 @@
 
 namespace forebay {
 
-// Makes `options` what rank `rank` of `num_ranks` does of it. UsageError: the rows of a micro-batch
-// cannot be divided among them, or what is asked for is not there for several ranks.
+// Makes `options` what rank `rank` of `num_ranks`, or each part of one process (data_parallel),
+// does of it. UsageError: the rows of a micro-batch cannot be divided among them, or what is asked
+// for is not there for several of them.
 absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options);
 
 // UsageError names a setting that ranks have different values of, and which; every rank of the run

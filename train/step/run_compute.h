@@ -1,5 +1,6 @@
-// A run's layers are computed by the CPU, with weights of the layer session, or by a GPU, with a
-// window over them.
+// A run's layers are computed by the CPU, with weights of the layer session, or by GPUs, with a
+// window over them. With --data_parallel each part of the rows is computed apart
+// (train/step/divided_compute.h).
 #pragma once
 
 #include <cstdint>

@@ -35,13 +35,18 @@ absl::Status TrainingStep::BeginStep(StepUpdate update) {
   return layers_->BeginStep(std::move(update));
 }
 
-absl::StatusOr<double> TrainingStep::LossSum(size_t num_batches) const {
+absl::StatusOr<double> TrainingStep::LossSum(std::span<const MicroBatch> batches) const {
   const TraceScope trace("sum of losses");
-  double sum = 0;
-  for (size_t batch = 0; batch < num_batches; ++batch) {
+  double sum = 0, of_part = 0;
+  for (size_t batch = 0; batch < batches.size(); ++batch) {
+    // Part by part, as ranks add theirs.
+    if (batch > 0 && batches[batch].part != batches[batch - 1].part) {
+      sum += std::exchange(of_part, 0);
+    }
     FOREBAY_ASSIGN_OR_RETURN(const double loss, compute_->LossSumOf(batch));
-    sum += loss;
+    of_part += loss;
   }
+  sum += of_part;
   if (ranks_ == nullptr) return sum;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<double> sums, GatherValues(*ranks_, sum));
   return std::accumulate(sums.begin(), sums.end(), 0.0);
@@ -81,7 +86,7 @@ absl::StatusOr<StepResult> TrainingStep::Run(const StepInputs& inputs) {
   StepGradients gradients;
   while (true) {
     FOREBAY_RETURN_IF_ERROR(RunPass(inputs, scale * inputs.loss_scale));
-    FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossSum(inputs.batches.size()));
+    FOREBAY_ASSIGN_OR_RETURN(const double loss_sum, LossSum(inputs.batches));
     const double first_loss = std::exchange(result.loss, loss_sum * scale);
     if (layers_->step_was_repeated() && result.loss != first_loss) {
       return absl::InternalError(fmt::format(

@@ -68,7 +68,7 @@ class TrainingStep {
   // Forward and backward over the batches.
   absl::Status RunPass(const StepInputs& inputs, double gradient_scale);
   absl::Status BeginStep(StepUpdate update);
-  absl::StatusOr<double> LossSum(size_t num_batches) const;
+  absl::StatusOr<double> LossSum(std::span<const MicroBatch> batches) const;
   // Adds the tokens of all ranks, in their order.
   absl::Status AddTokens(std::span<const MicroBatch> batches, StepResult& result) const;
 

@@ -389,3 +389,20 @@ def test_what_is_refused(tmp_path):
     assert nn.DataParallel(engine.module)(tokens_of(1)).shape == (3, 7, 40)  # without a device it does nothing
     with pytest.raises(forebay.NotSupportedError, match="DataParallel copies"):
         engine.module.lstm._replicate_for_data_parallel()
+
+
+def test_a_model_in_data_parallel_trains_where_that_does_nothing(tmp_path):
+    """Without a device it calls its module, whose weights then are those that stream without it."""
+    torch.manual_seed(3)
+    values = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).state_dict()
+    states = []
+    for name, wrap in (("plain", lambda module: module), ("wrapped", nn.DataParallel)):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        model.load_state_dict(values)
+        engine = forebay.torch.stream(wrap(model), nvme=tmp_path / name, lr=1e-2)
+        for step in range(3):
+            inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            engine.backward(engine(inputs).square().mean())
+            engine.step()
+        states.append({key.removeprefix("module."): value for key, value in engine.state_dict().items()})
+    assert_same(*states)

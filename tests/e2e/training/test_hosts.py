@@ -1,55 +1,14 @@
-"""Two hosts that reach each other over TCP alone: network namespaces with one cable between them, which can be pulled."""
+"""Ranks on two hosts that reach each other over TCP alone."""
 
-import contextlib
 import os
-import subprocess
 import time
 
 import pytest
 from rank_processes import digest_of_ranks, ends_of, make_task, start_ranks, train_ranks, wait_for_steps
+from two_hosts import TwoHosts
 
 SEQ = 48
 STAGES = [0, 3]
-
-
-def ip(*arguments):
-    return subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, text=True)
-
-
-class TwoHosts:
-    """Has of each host the command to start a program behind, and the address of the first."""
-
-    def __init__(self, name):
-        self.names = [f"{name}-{host}" for host in range(2)]
-        self.hosts = [["ip", "netns", "exec", name] for name in self.names], "10.77.0.1"
-
-    def __enter__(self):
-        try:
-            for name in self.names:
-                ip("netns", "add", name)
-            ip("link", "add", "cable", "netns", self.names[0], "type", "veth", "peer", "cable", "netns", self.names[1])
-        except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            self._remove()
-            pytest.skip(f"there can be no other host here: {error}: {getattr(error, 'stderr', '')}")
-        for host, name in enumerate(self.names):
-            ip("-n", name, "address", "add", f"10.77.0.{host + 1}/24", "dev", "cable")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "cable", "up")
-        return self
-
-    def __exit__(self, *_):
-        self._remove()
-
-    def _remove(self):
-        for name in self.names:
-            with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
-                ip("netns", "delete", name)
-
-    def pull(self):
-        ip("-n", self.names[0], "link", "set", "cable", "down")
-
-    def plug_in(self):
-        ip("-n", self.names[0], "link", "set", "cable", "up")
 
 
 @pytest.fixture

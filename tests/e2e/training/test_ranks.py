@@ -203,8 +203,33 @@ def test_plan_counts_a_rank(forebay, task):
     assert plan[2]["tokens_per_step"] * 2 == plan[1]["tokens_per_step"]
     assert terms[2]["sum of gradients over ranks (fp32)"] > 0
     assert "sum of gradients over ranks (fp32)" not in terms[1]
+    assert "ranks" not in plan[1]
     refused = forebay.run("plan", task["model"], check=False, ranks=3, batch=4, seq=SEQ)
     assert refused.returncode == 2 and "--batch=4" in refused.stderr
+
+
+def test_plan_has_each_rank_and_the_slowest(forebay, task):
+    settings = dict(ranks=4, zero_stage=3, batch=4, seq=SEQ, ram="256MiB", weights_tier="nvme", state_tier="nvme")
+    plan = json.loads(forebay.run("plan", task["model"], "--format=json", **settings).stdout)
+    rows, slowest = plan["ranks"], plan["slowest_rank"]
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    for key in ("host_bytes", "nvme_bytes", "read_bytes_per_step", "write_bytes_per_step"):
+        assert rows[0][key] == plan[key]
+    per_step = [row["read_bytes_per_step"] + row["write_bytes_per_step"] for row in rows]
+    assert per_step[slowest] == max(per_step) > min(per_step)
+    lines = [line for line in forebay.run("plan", task["model"], **settings).stdout.splitlines() if line.startswith("rank ")]
+    assert len(lines) == 4 and "the slowest" in lines[slowest]
+
+
+def test_report_has_a_row_for_each_rank_and_each_traces_its_steps(forebay, task, tmp_path):
+    out = tmp_path / "run"
+    trace = tmp_path / "trace.json"
+    train_ranks(forebay, 2, out=out, trace=trace, trace_steps="2-3", **task)
+    rows = json.loads(forebay.run("report", out, out / "rank-001", "--format=json").stdout)["runs"]
+    assert [(pathlib.Path(row["run"]).name, row["last_step"]) for row in rows] == [("run", 6), ("rank-001", 6)]
+    for own in (trace, tmp_path / "trace.json.rank-001"):
+        names = {event.get("name") for event in json.loads(own.read_text())["traceEvents"]}
+        assert "gradient to be summed over ranks" in names
 
 
 def test_each_rank_records_what_it_did(forebay, task, tmp_path):

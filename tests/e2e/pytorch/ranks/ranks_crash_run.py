@@ -1,8 +1,12 @@
 """A training run of ranks that goes on wherever one of them was killed. test_torch_ranks_crash.py starts it."""
 
+import os
+import time
+
 import forebay
 import forebay.torch
 import torch
+import torch.utils.data
 from crash_run import Average, Model, exact, finish, write
 from forked_ranks import digest_of
 from torch.nn import functional as F
@@ -10,6 +14,31 @@ from torch.nn import functional as F
 EPOCHS = 2
 SAMPLES = 48
 STEPS = 24
+
+
+class Held(torch.utils.data.Dataset):
+    """Its workers write their number, and are busy from then on."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, _):
+        (self.folder / str(os.getpid())).touch()
+        time.sleep(1000)
+
+
+def meet_beside_workers(folder):
+    """Meets the other ranks again and again while the rank's workers are busy."""
+    ranks = forebay.Ranks(timeout_s=60)
+    own = folder / f"rank-{ranks.rank}"
+    own.mkdir()
+    loader = torch.utils.data.DataLoader(Held(own), num_workers=2, multiprocessing_context="fork")
+    batches = iter(loader)  # which starts them
+    while batches is not None:
+        ranks.barrier()
 
 
 def run(folder, **options):

@@ -1,10 +1,12 @@
 """Ranks of which one is killed at random moments, or all are: the others end at once and say which, and the run ends
 with the bits of one that nothing disturbed."""
 
+import contextlib
 import json
 import os
 import random
 import re
+import signal
 import time
 
 import pytest
@@ -125,3 +127,24 @@ def commits_of(store):
     """Whether there is nothing, what has no commit, or a store."""
     file = store / "commit.fbs"
     return "store" if file.exists() and any(file.read_bytes()[:8]) else "half" if store.exists() else "nothing"
+
+
+def test_workers_that_outlive_a_rank_do_not_hide_its_death(tmp_path):
+    """They are forks of it, and would hold its connections open."""
+    ranks = start_ranks(2, ranks_crash_run.meet_beside_workers, tmp_path)
+    deadline = time.monotonic() + 60
+    while sum(1 for _ in tmp_path.glob("rank-*/*")) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    workers = [[int(path.name) for path in (tmp_path / f"rank-{rank}").iterdir()] for rank in (0, 1)]
+    try:
+        ranks[1].kill()
+        end = ranks[0].end(time.monotonic() + 30)
+        assert end.error == "EnvironmentProblem" and re.search(r"rank 1\b", end.message), end
+        for worker in workers[1]:
+            os.kill(worker, 0)  # they live
+    finally:
+        ranks[0].kill()
+        for worker in workers[0] + workers[1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)

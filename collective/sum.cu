@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "forebay/collective/nccl/sum_cuda.h"
+#include "forebay/collective/sum_cuda.h"
 #include "forebay/device/cuda_error.h"
 #include "forebay/device/kernel.h"
 
