@@ -100,7 +100,8 @@ TEST_F(GpuAlgorithms, ANewRunHasTheBitsOfTheOneBeforeIt) {
   ASSERT_TRUE(TrainToy(other).ok());
   EXPECT_EQ(Whole("third", 0), expected);
   std::string note;
-  const MatmulAlgorithms of_first = ReadAlgorithms(RunPaths(folder_.Path("first")).algorithms, note);
+  const MatmulAlgorithms of_first =
+      ReadAlgorithms(RunPaths(folder_.Path("first")).algorithms, note);
   EXPECT_EQ(ReadAlgorithms(RunPaths(folder_.Path("third")).algorithms, note), of_first);
   // Another library's are not taken.
   TheOptions().cublaslt_version = 130100;
