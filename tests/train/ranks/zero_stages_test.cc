@@ -237,7 +237,9 @@ TEST_F(DividedRunTest, DiesBeforeAnyExchange) {
     RankRuns runs;
     runs.ranks.faults = {{ThreadFaultKind::kDies, /*rank=*/1, exchange}};
     const std::vector<absl::Status> statuses = TrainRanks(options, runs);
-    if (statuses[0].ok() && statuses[1].ok()) {
+    if (statuses[0].ok()) {
+      // The other may have died in the last exchange of all, which the first was through with.
+      if (!statuses[1].ok()) ExpectToGoOn(options);
       EXPECT_GT(exchange, 60);
       return;
     }
