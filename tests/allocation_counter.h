@@ -10,9 +10,16 @@
 namespace forebay {
 
 inline std::atomic<int64_t> num_allocations = 0;
+inline constexpr size_t kLargeBytes = size_t{16} << 10;
+inline std::atomic<int64_t> num_large_allocations = 0;  // of kLargeBytes or more
+
+inline void CountAllocation(size_t size_bytes) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (size_bytes >= kLargeBytes) num_large_allocations.fetch_add(1, std::memory_order_relaxed);
+}
 
 inline void* CountedAllocation(size_t size_bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  CountAllocation(size_bytes);
   void* const memory = std::malloc(size_bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -29,11 +36,11 @@ void* operator new[](size_t size_bytes) {
 }
 // std::stable_sort's, for one. A sanitizer has its own unless it is replaced too.
 void* operator new(size_t size_bytes, const std::nothrow_t&) noexcept {
-  forebay::num_allocations.fetch_add(1, std::memory_order_relaxed);
+  forebay::CountAllocation(size_bytes);
   return std::malloc(size_bytes);
 }
 void* operator new[](size_t size_bytes, const std::nothrow_t&) noexcept {
-  forebay::num_allocations.fetch_add(1, std::memory_order_relaxed);
+  forebay::CountAllocation(size_bytes);
   return std::malloc(size_bytes);
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept {

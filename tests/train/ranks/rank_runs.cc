@@ -9,6 +9,7 @@
 #include "forebay/base/json.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/train/export/run_state.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/start/resolve_options.h"
