@@ -31,4 +31,8 @@ bool IsNameOfRank(std::string_view name) {
          name.find_first_not_of("0123456789", kRankPrefix.size()) == std::string_view::npos;
 }
 
+std::string TraceFileOfRank(const std::string& trace, int rank) {
+  return rank == 0 ? trace : fmt::format("{}.rank-{:03}", trace, rank);
+}
+
 }  // namespace forebay

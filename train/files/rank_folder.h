@@ -13,4 +13,7 @@ std::string FolderOfAllRanks(const std::string& run_folder, int rank);
 // Whether an entry of `out` may be such a folder.
 bool IsNameOfRank(std::string_view name);
 
+// The file of --trace: `trace` itself of rank 0, "trace.rank-001" of rank 1.
+std::string TraceFileOfRank(const std::string& trace, int rank);
+
 }  // namespace forebay

@@ -1,14 +1,19 @@
 #include "forebay/train/run/run_trace.h"
 
+#include <sys/stat.h>
+
+#include <ctime>
 #include <span>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/train/files/rank_folder.h"
 #include "forebay/train/options/traced_steps.h"
 
 namespace forebay {
 
-RunTrace::RunTrace(const std::string& path, StepRange steps) : path_(path), steps_(steps) {
+RunTrace::RunTrace(const std::string& path, StepRange steps, const TracedRank& rank)
+    : path_(path), steps_(steps), rank_(rank), made_at_s_(std::time(nullptr)) {
   if (path_.empty()) return;
   memory_ = std::make_unique<std::byte[]>(kTraceEventBytes);
   recorder_ = std::make_unique<TraceRecorder>(std::span(memory_.get(), kTraceEventBytes));
@@ -38,7 +43,7 @@ void RunTrace::End(const Inventory& inventory, TrainObserver& observer) {
   is_recording_ = false;
   is_done_ = true;
   if (traced_.empty()) return;
-  const absl::Status status = WriteTraceFile(path_, *recorder_, traced_, inventory);
+  const absl::Status status = WriteTraceFile(path_, *recorder_, traced_, inventory, rank_);
   if (!status.ok()) {
     observer.OnWarning(fmt::format("--trace: no trace was written: {}", MessageOf(status)));
     return;
@@ -50,6 +55,21 @@ void RunTrace::End(const Inventory& inventory, TrainObserver& observer) {
                    : fmt::format(", which lacks {} events, for which there was no room. Trace "
                                  "fewer steps with --trace_steps",
                                  dropped)));
+}
+
+void RunTrace::Join(TrainObserver& observer) const {
+  if (traced_.empty() || rank_.rank != 0) return;
+  for (int other = 1; other < rank_.num_ranks; ++other) {
+    const std::string path = TraceFileOfRank(path_, other);
+    struct stat info = {};
+    // It may be on another host, or of an earlier run.
+    if (::stat(path.c_str(), &info) != 0 || info.st_mtime < made_at_s_) continue;
+    const absl::Status status = AppendTraceFile(path_, path);
+    if (!status.ok()) {
+      observer.OnWarning(fmt::format("--trace: '{}' lacks the rows of rank {}: {}", path_, other,
+                                     MessageOf(status)));
+    }
+  }
 }
 
 }  // namespace forebay

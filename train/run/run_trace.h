@@ -22,7 +22,7 @@ class RunTrace {
  public:
   RunTrace() = default;  // records nothing
   // `path`: empty: records nothing. kTraceBytes (traced_steps.h) are charged by the caller.
-  RunTrace(const std::string& path, StepRange steps);
+  RunTrace(const std::string& path, StepRange steps, const TracedRank& rank = {});
 
   // Before the counters are read from which on the bytes of `step` are counted.
   void BeforeCounting(int64_t step);
@@ -33,10 +33,15 @@ class RunTrace {
                TrainObserver& observer);
   // With the steps that were recorded, where the run ends before the last of them.
   void End(const Inventory& inventory, TrainObserver& observer);
+  // At the end of a run of several ranks: rank 0's file gets the rows of those whose files it can
+  // read. Their times count from where each began to record.
+  void Join(TrainObserver& observer) const;
 
  private:
   std::string path_;
   StepRange steps_;
+  TracedRank rank_;
+  int64_t made_at_s_ = 0;  // by the clock of files
   std::unique_ptr<std::byte[]> memory_;
   std::unique_ptr<TraceRecorder> recorder_;  // nullptr: it records nothing
   bool is_recording_ = false;

@@ -26,6 +26,12 @@ namespace {
 
 // Groups of rows ("processes" of the format), in the order in which they are shown.
 enum Group : int { kThreads = 1, kDisks = 2, kDevices = 3 };
+constexpr int kNumGroups = 3;
+
+// What is before the events of a file, and behind them.
+constexpr std::string_view kHead = R"({"displayTimeUnit":"ms","traceEvents":[)";
+constexpr std::string_view kTail = "\n],\"otherData\":";
+constexpr int64_t kMostBytesOfTail = 256;
 
 struct Row {
   Group group = kThreads;
@@ -137,14 +143,14 @@ class TraceText {
 class TraceWriter {
  public:
   TraceWriter(const TraceRecorder& recorder, std::span<const TracedStep> steps,
-              const Inventory& inventory, TraceText& text)
-      : recorder_(recorder), steps_(steps), inventory_(inventory), text_(text) {}
+              const Inventory& inventory, const TracedRank& rank, TraceText& text)
+      : recorder_(recorder), steps_(steps), inventory_(inventory), rank_(rank), text_(text) {}
 
   void Write() {
-    text_.Append("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
-    WriteMetadata(kThreads, 0, "process_name", "forebay");
-    WriteMetadata(kDisks, 0, "process_name", "disks");
-    WriteMetadata(kDevices, 0, "process_name", "GPU, as the host sees it");
+    text_.Append(kHead);
+    WriteMetadata(kThreads, 0, "process_name", NameOfGroup("forebay"));
+    WriteMetadata(kDisks, 0, "process_name", NameOfGroup("disks"));
+    WriteMetadata(kDevices, 0, "process_name", NameOfGroup("GPU, as the host sees it"));
     WriteSteps();
     std::vector<Placed> events = Place();
     FindWindowActivities(events);
@@ -152,11 +158,16 @@ class TraceWriter {
       while (end < events.size() && events[end].row == events[begin].row) ++end;
       WriteRow(std::span(events).subspan(begin, end - begin));
     }
-    text_.Append(
-        fmt::format("\n],\"otherData\":{{\"events_dropped\":{}}}}}\n", recorder_.num_dropped()));
+    text_.Append(fmt::format("{}{{\"events_dropped\":{}}}}}\n", kTail, recorder_.num_dropped()));
   }
 
  private:
+  std::string NameOfGroup(std::string_view name) const {
+    return rank_.num_ranks == 1 ? std::string(name) : fmt::format("rank {}: {}", rank_.rank, name);
+  }
+  // Of the group among those of all ranks.
+  int NumberOf(Group group) const { return group + rank_.rank * kNumGroups; }
+
   std::string LayerName(int layer) const {
     const auto& layers = inventory_.layers();
     return layer < 0 || layer >= std::ssize(layers) ? "" : layers[static_cast<size_t>(layer)].name;
@@ -316,33 +327,84 @@ class TraceWriter {
                  std::string_view args) {
     text_.AppendEvent(fmt::format(
         R"({{"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"name":{},"args":{{{}}}}})",
-        static_cast<int>(group), id, Micros(begin_ns - recorder_.begin_ns()),
-        Micros(end_ns - begin_ns), Quoted(name), args));
+        NumberOf(group), id, Micros(begin_ns - recorder_.begin_ns()), Micros(end_ns - begin_ns),
+        Quoted(name), args));
   }
   void WriteMetadata(Group group, int id, std::string_view what, std::string_view name,
                      int order = 0) {
     const std::string args = what == "thread_sort_index" ? fmt::format("\"sort_index\":{}", order)
                                                          : fmt::format("\"name\":{}", Quoted(name));
     text_.AppendEvent(fmt::format(R"({{"ph":"M","pid":{},"tid":{},"name":"{}","args":{{{}}}}})",
-                                  static_cast<int>(group), id, what, args));
+                                  NumberOf(group), id, what, args));
   }
 
   const TraceRecorder& recorder_;
   const std::span<const TracedStep> steps_;
   const Inventory& inventory_;
+  const TracedRank rank_;
   TraceText& text_;
   std::set<Row> rows_;
   int num_rows_ = 0;
   std::vector<Segment> window_;  // what its thread did
 };
 
+// The events of a file as text, with what separates them: [begin, end) of its bytes.
+struct EventsOfFile {
+  UniqueFd fd;
+  std::string path;
+  int64_t begin_bytes = 0;
+  int64_t end_bytes = 0;
+  std::string tail;  // what is behind them
+};
+
+absl::StatusOr<EventsOfFile> OpenEvents(const std::string& path) {
+  EventsOfFile file{.path = path, .begin_bytes = std::ssize(kHead)};
+  FOREBAY_ASSIGN_OR_RETURN(file.fd, OpenFile(path, O_RDONLY));
+  const int64_t size = ::lseek(file.fd.get(), 0, SEEK_END);
+  file.tail.resize(static_cast<size_t>(std::clamp<int64_t>(size, 0, kMostBytesOfTail)));
+  FOREBAY_RETURN_IF_ERROR(PreadAll(file.fd.get(), std::as_writable_bytes(std::span(file.tail)),
+                                   size - std::ssize(file.tail), path));
+  const size_t found = file.tail.rfind(kTail);
+  if (found == std::string::npos) {
+    return CorruptError(fmt::format("'{}' does not end as a trace does", path));
+  }
+  file.tail.erase(0, found);
+  file.end_bytes = size - std::ssize(file.tail);
+  return file;
+}
+
+absl::Status Copy(const EventsOfFile& file, TraceText& text) {
+  std::string piece;
+  for (int64_t at = file.begin_bytes; at < file.end_bytes; at += std::ssize(piece)) {
+    piece.resize(static_cast<size_t>(std::min<int64_t>(file.end_bytes - at, 64 << 10)));
+    FOREBAY_RETURN_IF_ERROR(
+        PreadAll(file.fd.get(), std::as_writable_bytes(std::span(piece)), at, file.path));
+    text.Append(piece);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status WriteTraceFile(const std::string& path, const TraceRecorder& recorder,
-                            std::span<const TracedStep> steps, const Inventory& inventory) {
+                            std::span<const TracedStep> steps, const Inventory& inventory,
+                            const TracedRank& rank) {
   TraceText text(path);
   FOREBAY_RETURN_IF_ERROR(text.Open());
-  TraceWriter(recorder, steps, inventory, text).Write();
+  TraceWriter(recorder, steps, inventory, rank, text).Write();
+  return text.Close();
+}
+
+absl::Status AppendTraceFile(const std::string& path, const std::string& of_other_rank) {
+  FOREBAY_ASSIGN_OR_RETURN(const EventsOfFile own, OpenEvents(path));
+  FOREBAY_ASSIGN_OR_RETURN(const EventsOfFile other, OpenEvents(of_other_rank));
+  TraceText text(path);
+  FOREBAY_RETURN_IF_ERROR(text.Open());
+  text.Append(kHead);
+  FOREBAY_RETURN_IF_ERROR(Copy(own, text));
+  text.Append(",");
+  FOREBAY_RETURN_IF_ERROR(Copy(other, text));
+  text.Append(own.tail);
   return text.Close();
 }
 

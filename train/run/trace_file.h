@@ -24,8 +24,18 @@ struct TracedStep {
 // The row of the thread that trains.
 inline constexpr char kTrainingThread[] = "training";
 
+// Whose rows they are: those of several ranks have names and numbers of their own.
+struct TracedRank {
+  int rank = 0;
+  int num_ranks = 1;
+};
+
 // Writes a new file or replaces one. Requires: the recording has stopped. StorageError.
 absl::Status WriteTraceFile(const std::string& path, const TraceRecorder& recorder,
-                            std::span<const TracedStep> steps, const Inventory& inventory);
+                            std::span<const TracedStep> steps, const Inventory& inventory,
+                            const TracedRank& rank = {});
+// Puts the rows of another rank's file behind those of `path`. StorageError; CorruptError where
+// either is not as WriteTraceFile makes it. `path` is then as before.
+absl::Status AppendTraceFile(const std::string& path, const std::string& of_other_rank);
 
 }  // namespace forebay

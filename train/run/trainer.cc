@@ -59,7 +59,8 @@ class TrainingRun {
   absl::Status Run() {
     FOREBAY_ASSIGN_OR_RETURN(prepared_, PrepareRun(resolved_, stop_, observer_, environment_));
     run_lock_ = std::move(prepared_.lock);
-    trace_ = RunTrace(options_.trace, prepared_.traced);
+    trace_ = RunTrace(options_.trace, prepared_.traced,
+                      {.rank = environment_.rank(), .num_ranks = environment_.num_ranks()});
     if (options_.dry_run) {
       observer_.OnNote(
           "dry run: model, data, memory and disk space are in order; nothing was begun");
@@ -74,6 +75,7 @@ class TrainingRun {
     status = exports_->End(status);
     if (!status.ok()) observer_.Log(MessageOf(status));
     if (session_ != nullptr) trace_.End(session_->store().inventory(), observer_);
+    trace_.Join(observer_);
     return status;
   }
   bool HasBegunToTrain() const { return session_ != nullptr; }

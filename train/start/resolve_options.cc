@@ -247,7 +247,7 @@ void TakeFilesOfRank(int rank, Resolver& resolver) {
     resolver.SetText(*FindOption(name), path, fmt::format("--{}", name), "flag");
   };
   if (!out.empty()) set("out", RunFolderOfRank(out, rank));
-  if (!trace.empty()) set("trace", fmt::format("{}.rank-{:03}", trace, rank));
+  if (!trace.empty()) set("trace", TraceFileOfRank(trace, rank));
 }
 
 absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {

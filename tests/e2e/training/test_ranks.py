@@ -227,9 +227,15 @@ def test_report_has_a_row_for_each_rank_and_each_traces_its_steps(forebay, task,
     train_ranks(forebay, 2, out=out, trace=trace, trace_steps="2-3", **task)
     rows = json.loads(forebay.run("report", out, out / "rank-001", "--format=json").stdout)["runs"]
     assert [(pathlib.Path(row["run"]).name, row["last_step"]) for row in rows] == [("run", 6), ("rank-001", 6)]
-    for own in (trace, tmp_path / "trace.json.rank-001"):
-        names = {event.get("name") for event in json.loads(own.read_text())["traceEvents"]}
-        assert "gradient to be summed over ranks" in names
+    of_both, of_second = (json.loads(file.read_text())["traceEvents"] for file in (trace, tmp_path / "trace.json.rank-001"))
+    assert "gradient to be summed over ranks" in {event["name"] for event in of_second}
+    # The first rank's file has the rows of all.
+    groups = {event["args"]["name"]: event["pid"] for event in of_both if event["name"] == "process_name"}
+    assert {"rank 0: forebay", "rank 1: forebay", "rank 0: disks", "rank 1: disks"} <= groups.keys()
+    assert len(set(groups.values())) == len(groups)
+    assert of_both[-len(of_second):] == of_second and len(of_both) > len(of_second)
+    steps = [event["name"] for event in of_both if event.get("tid") == 0 and event["ph"] == "X"]
+    assert sorted(steps) == ["step 2", "step 2", "step 3", "step 3"]
 
 
 def test_each_rank_records_what_it_did(forebay, task, tmp_path):
