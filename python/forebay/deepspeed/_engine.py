@@ -113,8 +113,8 @@ class DeepSpeedEngine(Answers):
                           "RAM go from rank to rank in fp32: it acts where states lie on disk "
                           "(offload_optimizer.device: nvme)")
             if ranks is not None and config.reduce_bucket is not None:
-                self._say("forebay: zero_optimization.reduce_bucket_size acts where states lie on disk; of states in RAM "
-                          "one parameter's gradient is exchanged at a time")
+                self._say("forebay: zero_optimization.reduce_bucket_size acts where states lie on disk; of states in "
+                          "RAM one parameter's gradient is exchanged at a time")
             return kind(params, clip=config.clip, ranks=ranks, zero_stage=min(config.stage, 1), **settings)
         for disk in disks:
             self.scratch.append(Scratch(disk))
