@@ -11,7 +11,11 @@
 namespace forebay {
 
 int64_t DeviceState::WorkBytes(const TileMap& tiles, DType gradient_dtype) {
-  return kNumPlaces * (tiles.max_weight_bytes() + tiles.max_tile_elems() * SizeOf(gradient_dtype));
+  return WorkBytes(tiles.max_weight_bytes(), tiles.max_tile_elems(), gradient_dtype);
+}
+
+int64_t DeviceState::WorkBytes(int64_t weight_bytes, int64_t num_elems, DType gradient_dtype) {
+  return kNumPlaces * (weight_bytes + num_elems * SizeOf(gradient_dtype));
 }
 
 int64_t DeviceState::ChargedBytes(const TileMap& tiles) {

@@ -43,6 +43,8 @@ class DeviceState {
 
   // Beside the state itself (Placement::device_state_bytes): weights and gradients of two tiles.
   static int64_t WorkBytes(const TileMap& tiles, DType gradient_dtype);
+  // The same where tiles have so many bytes of weights and elements at most.
+  static int64_t WorkBytes(int64_t weight_bytes, int64_t num_elems, DType gradient_dtype);
   static int64_t ChargedBytes(const TileMap& tiles);
 
   // Reads the tiles that live there, of those in [first_tile, end_tile), from the store.

@@ -109,6 +109,7 @@ class World:
         self.moments = [(c_float * NUM_ELEMS)() for _ in range(2)]
         self.read = []  # what reads have given
         self.shape, self.index, self.order = (c_int64 * 1)(NUM_ELEMS), c_int32(), (c_int32 * 1)(0)
+        self.parts = (c_int64 * 2)(0, NUM_ELEMS)  # of one rank
         self.size, self.count, self.sum = c_size_t(), c_int64(), c_double()
         self.ticket, self.address = c_uint64(), c_void_p()
         group = declared.Group(lr=0.01, weight_decay=0.1, beta1=0.9, beta2=0.99, eps=1e-8)
@@ -203,6 +204,8 @@ RIGHT = {
     "ranks_abort": lambda w: [w.ranks],
     "ranks_barrier": lambda w: [w.ranks],
     "ranks_sum": lambda w: [w.ranks, w.values, NUM_ELEMS],
+    "ranks_sum_parts": lambda w: [w.ranks, w.values, w.parts],
+    "ranks_gather_parts": lambda w: [w.ranks, w.halves, w.parts],
     "ranks_broadcast": lambda w: [w.ranks, w.halves, 2 * NUM_ELEMS, 0],
     "layers_new": lambda w: [byref(w.layers_options), w.inventory, byref(w.layers)],
     "layers_destroy": lambda w: [w.layers],
@@ -308,8 +311,8 @@ RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free la
             tensor_lease_dlpack tensor_lease_release tensors_commit tensors_committed_step tensors_user_json free
             tensors_acquire tensor_lease_discard tensors_acquire tensor_lease_release tensors_abort tensors_read
             tensors_stats_json free tensors_destroy tensors_open tensors_read tensors_destroy inventory_destroy""",
-        """ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_broadcast ranks_abort
-            ranks_destroy""",
+        """ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_sum_parts
+            ranks_gather_parts ranks_broadcast ranks_abort ranks_destroy""",
         "kernels_create kernels_update kernels_sum_of_squares kernels_split kernels_join kernels_destroy",
         """io_create io_submit io_wait io_submit io_wait_all io_stats_json free io_destroy memory_create memory_allocate
            memory_contains memory_free memory_note free memory_destroy"""]

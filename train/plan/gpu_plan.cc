@@ -177,9 +177,10 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
 
 int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu) {
   if (gpu.device.empty()) return 0;
-  // At most what DeviceState::WorkBytes says, as no tile is larger.
+  // No tile is larger.
   const int64_t work_bytes =
-      options.tile_elems * (WeightBytesPerElem(options.layout) + SizeOf(options.grad_dtype));
+      DeviceState::WorkBytes(options.tile_elems * WeightBytesPerElem(options.layout),
+                             options.tile_elems, options.grad_dtype);
   return std::max<int64_t>(gpu.budget_bytes - gpu.bytes - work_bytes, 0);
 }
 
