@@ -20,8 +20,8 @@ namespace forebay {
 namespace {
 
 constexpr char kStagingPurpose[] = "weights that are read ahead";
-constexpr int64_t kMaxPieceBytes = int64_t{1} << 20;
-constexpr int64_t kMaxPieces = 32;  // as many as keep a drive busy
+constexpr int64_t kMaxPieceBytes = int64_t{2} << 20;
+constexpr int64_t kMaxPieces = 16;  // as many as keep a drive busy
 constexpr int64_t kMinPieces = 2;   // one is converted while the other is read
 
 int64_t AlignedDown(int64_t bytes) {
