@@ -33,6 +33,7 @@ struct MatmulShape {
   bool accumulate = false;
   bool tf32 = false;  // inputs of fp32 are rounded to 10 bits of mantissa: several times faster
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 means the comparison it generates.
   auto operator<=>(const MatmulShape&) const = default;
 };
 
@@ -46,6 +47,7 @@ struct MatmulProduct {
   uint32_t d_alignment = 16;
   uint32_t bias_alignment = 0;  // 0: it has none
 
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const MatmulProduct&) const = default;
 };
 MatmulProduct ProductOf(const MatmulShape& shape, const void* a, const void* b, const void* d,

@@ -41,7 +41,7 @@ absl::StatusOr<MicroBatch*> StepBatches::ReadBatch(std::span<const int64_t> rows
 }
 
 absl::Status StepBatches::ReadPart(std::span<const int64_t> rows, int own_part) {
-  const auto part = static_cast<size_t>(options_.first_part + own_part);
+  const auto part = static_cast<size_t>(options_.first_part) + static_cast<size_t>(own_part);
   const size_t num_before = num_batches_;
   for (size_t first = 0; first < rows.size(); first += options_.batch) {
     const size_t count = std::min<size_t>(options_.batch, rows.size() - first);
