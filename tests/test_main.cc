@@ -1,3 +1,10 @@
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
 #include "gmock/gmock.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -14,5 +21,11 @@ int main(int argc, char** argv) {
   // hold, and may then wait for ever.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   testing::InitGoogleMock(&argc, argv);
-  return RUN_ALL_TESTS();
+  // A test finds nothing that another program has kept for later ones, and leaves nothing to them.
+  const std::string cache = testing::TempDir() + "forebay-test-cache-" + std::to_string(::getpid());
+  ::setenv("XDG_CACHE_HOME", cache.c_str(), /*overwrite=*/1);
+  const int result = RUN_ALL_TESTS();
+  std::error_code ignored;
+  std::filesystem::remove_all(cache, ignored);
+  return result;
 }
