@@ -299,7 +299,7 @@ MaybeFailure CollectiveRounds::AllGather(int sated) {
   return std::nullopt;
 }
 
-// Of sums, which are rounded already: nothing of them is lost.
+// Gathers sums, which are rounded already: nothing of them is lost.
 MaybeFailure CollectiveRounds::GatherNarrowRound() {
   const DType wire = operation_->memory.wire;
   const std::span<std::byte> own = pieces_[static_cast<size_t>(rank_)];

@@ -72,9 +72,9 @@ class CollectiveRounds {
   // The same of values that are rounded on their way.
   MaybeFailure ReduceNarrowRound();
   MaybeFailure GatherNarrowRound();
-  // Of an all-reduce or a reduce-scatter.
+  // Says so of an all-reduce or a reduce-scatter.
   bool IsNarrow() const { return operation_->memory.wire != DType::kF32 && size_ > 1; }
-  // What goes to a rank, and comes from it, of this round.
+  // They hold what goes to a rank, and what comes from it, in this round.
   std::byte* OutgoingScratch(int rank) { return scratch_.data() + (size_ + rank) * piece_bytes_; }
   std::byte* IncomingScratch(int rank) { return scratch_.data() + rank * piece_bytes_; }
   MaybeFailure ScatterRound(int root);

@@ -31,7 +31,7 @@ struct Alignments {
 
 constexpr int kNumAlgorithms = 2;
 
-// What is in a CublasLt::Algorithm.
+// Lies in a CublasLt::Algorithm.
 struct Choice {
   Alignments alignments;
   uint64_t version;  // of the library, which takes no other's

@@ -14,7 +14,7 @@
 namespace forebay {
 
 struct MatmulAlgorithms {
-  // What they are good for, and nothing else: cards of this kind, this version of cuBLASLt.
+  // They are good for cards of this kind with this version of cuBLASLt, and for nothing else.
   std::string card;
   std::string library;
   std::map<MatmulProduct, CublasLt::Algorithm> chosen;

@@ -289,7 +289,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status WriteCommit(bool only_raw);
   absl::Status HandOver(int layer, const LayerGradient& gradient,
                         std::span<const int> without_gradient);
-  // What is under way of the sum over ranks, if there is one.
+  // Hands on what is under way of the sum over ranks, if there is one.
   absl::Status HandSum();
   absl::Status HandPieceOfSum();
   absl::StatusOr<std::span<const std::byte>> AcquireWhole(int layer);

@@ -67,7 +67,7 @@ class DeviceState {
                                std::span<const std::byte> gradient);
   // Work that it is given between Begin and End finds the planes.
   Stream& stream() { return *stream_; }
-  // Of the tile that began last.
+  // Waits for what the tile that began last is given.
   absl::Status AwaitInputs();
   // Begins to bring weights to `weights`, behind all that stream() was given, and the state to RAM
   // if it is to be written (`with_state`): it will lie in what is returned, and is the caller's

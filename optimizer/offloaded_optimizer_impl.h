@@ -91,7 +91,7 @@ struct OffloadedOptimizer::Impl {
   };
   absl::Status UpdateOnDevice(int tile, const TileMemory& memory);
   absl::Status ComputeOnDevice(OnDevice& begun);
-  // Of the tile in `on_device`, if there is one.
+  // Ends the tile in `on_device`, if there is one.
   absl::Status AwaitOnDevice();
   // The same behind tiles of which `status` is the first error; nothing is borrowed then.
   absl::Status EndOnDevice(absl::Status status);

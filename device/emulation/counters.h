@@ -17,7 +17,7 @@ struct Counters {
   int64_t num_device_waits = 0;
   // Copied bytes from and to memory that is not pinned: such a call waits for its stream.
   int64_t unpinned_copy_bytes = 0;
-  // Of the library of matrix products: how often it was asked for its first guess and no other.
+  // Counts how often the library of products was asked for its first guess and no other.
   int64_t num_guesses = 0;
   // By the emulated clock: what the operations that were done took, and the last point that the
   // program has waited for. Less than the first: some were made side by side.

@@ -162,7 +162,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   const uint64_t id[] = {NumberOf(device), 0};
   static_assert(sizeof(id) == sizeof(properties->uuid));
   std::memcpy(&properties->uuid, id, sizeof(id));
-  std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
+  std::snprintf(properties->name, sizeof(properties->name), "%s",
+                device == TheOptions().other_gpu ? "another emulated GPU" : "emulated GPU");
   properties->major = TheOptions().capability / 10;
   properties->minor = TheOptions().capability % 10;
   properties->multiProcessorCount = forebay::emulation::kNumMultiprocessors;

@@ -40,6 +40,7 @@ struct Options {
   int lost_gpu = -1;  // -1: all
   Loss lost_by = Loss::kUnavailable;
   int capability = 80;  // 75 is compute capability 7.5
+  int other_gpu = -1;   // the one that is of another kind; -1: none
   // Of the algorithms that cuBLASLt has for each product, by number, the one that takes half the
   // time of the others; and the version of that library.
   int fastest_product = 0;

@@ -83,7 +83,7 @@ struct Point {
   int num_queries = 0;  // that found it not reached
 };
 
-// What operations take by the emulated clock.
+// Operations take so long by the emulated clock.
 inline constexpr double kLaunchSeconds = 5e-6;
 inline constexpr double kCopySeconds = 2e-6;  // and beside:
 inline constexpr double kCopySecondsPerByte = 1 / 25e9;

@@ -224,6 +224,12 @@ const std::string& CheckpointReader::ShardPath(int shard) const {
   return impl_->shards[static_cast<size_t>(shard)].path;
 }
 
+absl::StatusOr<UniqueFd> CheckpointReader::OpenShardAgain(int shard) const {
+  return OpenFile(
+      fmt::format("/proc/self/fd/{}", impl_->shards[static_cast<size_t>(shard)].fd.get()),
+      O_RDONLY);
+}
+
 absl::Status CheckpointReader::ReadAs(DType dtype, const Tensor& tensor, int64_t first_elem,
                                       std::span<std::byte> out) const {
   const auto count = static_cast<int64_t>(out.size()) / SizeOf(dtype);

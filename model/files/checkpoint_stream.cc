@@ -1,7 +1,5 @@
 #include "forebay/model/files/checkpoint_stream.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -137,7 +135,7 @@ void CheckpointStream::Impl::OpenFiles() {
   engine = std::move(opened->engine);
   for (size_t shard = 0; shard < files.size(); ++shard) {
     const std::string& path = reader->ShardPath(static_cast<int>(shard));
-    absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NONBLOCK);
+    absl::StatusOr<UniqueFd> fd = reader->OpenShardAgain(static_cast<int>(shard));
     if (!fd.ok() || !SwitchToDirect(fd->get()).empty()) continue;
     files[shard] = engine->AddFile(*std::move(fd), path);
   }

@@ -27,7 +27,7 @@ class CheckpointStream {
     int64_t num_elems = 0;
   };
 
-  // What it charges to its budget where layers have so many bytes.
+  // It charges so much to its budget where layers have so many bytes.
   static int64_t StagingBytes(int64_t layer_bytes);
 
   // `layers`: the parts of each. `dtype`: what they are converted to. `layer_bytes`: of those that

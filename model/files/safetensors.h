@@ -75,6 +75,9 @@ class CheckpointReader {
   const Tensor* Find(std::string_view name) const;
   int num_shards() const;
   const std::string& ShardPath(int shard) const;
+  // Another descriptor of the same file, also where the path names another one by now.
+  // StorageError.
+  absl::StatusOr<UniqueFd> OpenShardAgain(int shard) const;
   // Reads elements of a tensor from `first_elem` on, as many as `out` takes (aligned to `dtype`),
   // converted from F32, BF16 or F16: exactly, or rounded to nearest even. BadInputError for other
   // dtypes, StorageError, CorruptError when the file was changed since Open. Allocates nothing.

@@ -41,7 +41,7 @@ GpuLimits AskOneGpu(int index) {
           .has_bf16 = (*device)->HasBf16()};
 }
 
-// What every one of them has.
+// Tells what every one of them has.
 GpuLimits AskGpus(const TrainOptions& options) {
   GpuLimits limits = AskOneGpu(options.gpu_index);
   for (int part = 1; part < options.data_parallel && !limits.name.empty(); ++part) {
@@ -51,6 +51,7 @@ GpuLimits AskGpus(const TrainOptions& options) {
                                       options.data_parallel, other.why_none)};
     }
     limits.free_bytes = std::min(limits.free_bytes, other.free_bytes);
+    limits.has_bf16 = limits.has_bf16 && other.has_bf16;
   }
   return limits;
 }

@@ -28,7 +28,7 @@ namespace {
 // Tokens, targets, positions and flags of a packed row while it is a MicroBatch; segments are few.
 constexpr int64_t kBatchBytesPerToken = 16;
 
-// Of all parts of this process.
+// Counts those of all parts of this process.
 int64_t StepTokens(const TrainOptions& options) {
   return options.data_parallel * options.batch * options.accum * options.seq;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/train/files/cache_folder.h"
@@ -14,10 +15,11 @@ namespace forebay {
 namespace {
 
 // The file of this user that has what all runs have measured on this machine, so that a run begun
-// anew has the bits of the one before it; "" where there is no place for it.
-std::string KeptPath() {
+// anew has the bits of the one before it; "" where there is no place for it. Each rank has its own,
+// as each measures for itself.
+std::string KeptPath(int rank) {
   const absl::StatusOr<std::string> folder = CacheFolder("products");
-  return folder.ok() ? JoinPath(*folder, "algorithms.json") : "";
+  return folder.ok() ? JoinPath(*folder, fmt::format("algorithms-{:03}.json", rank)) : "";
 }
 
 // With what other runs have measured, where it is of the same card and library.
@@ -40,7 +42,7 @@ absl::StatusOr<std::unique_ptr<RunSession>> OpenRunSession(PreparedRun& run,
   std::string note;
   const MatmulAlgorithms of_run = ReadAlgorithms(run.paths.algorithms, note);
   if (!note.empty()) observer.OnNote(note);
-  const std::string kept_path = run.plan.on_gpu() ? KeptPath() : "";
+  const std::string kept_path = run.plan.on_gpu() ? KeptPath(run.options.rank) : "";
   std::string ignored;
   const MatmulAlgorithms kept = ReadAlgorithms(kept_path, ignored);
   MatmulAlgorithms algorithms = of_run.chosen.empty() ? kept : of_run;

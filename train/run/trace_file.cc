@@ -28,7 +28,7 @@ namespace {
 enum Group : int { kThreads = 1, kDisks = 2, kDevices = 3 };
 constexpr int kNumGroups = 3;
 
-// What is before the events of a file, and behind them.
+// They stand before the events of a file, and behind them.
 constexpr std::string_view kHead = R"({"displayTimeUnit":"ms","traceEvents":[)";
 constexpr std::string_view kTail = "\n],\"otherData\":";
 constexpr int64_t kMostBytesOfTail = 256;
@@ -165,7 +165,7 @@ class TraceWriter {
   std::string NameOfGroup(std::string_view name) const {
     return rank_.num_ranks == 1 ? std::string(name) : fmt::format("rank {}: {}", rank_.rank, name);
   }
-  // Of the group among those of all ranks.
+  // Numbers the group among those of all ranks.
   int NumberOf(Group group) const { return group + rank_.rank * kNumGroups; }
 
   std::string LayerName(int layer) const {

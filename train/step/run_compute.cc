@@ -94,6 +94,13 @@ class OnGpu final : public RunCompute {
     for (int part = 0; part < options.data_parallel; ++part) {
       auto gpu = std::make_unique<Gpu>(plan.gpu.budget_bytes);
       FOREBAY_ASSIGN_OR_RETURN(gpu->device, CreateCudaDevice(options.gpu_index + part));
+      const std::string card = gpu->device->card();
+      if (part > 0 && card != made->gpus_.front()->device->card()) {
+        return EnvironmentError(fmt::format(
+            "--data_parallel={} takes GPUs of one kind, as each kind adds products in an order of "
+            "its own, but {} is not as {}. Choose others with CUDA_VISIBLE_DEVICES",
+            options.data_parallel, gpu->device->name(), made->gpus_.front()->device->name()));
+      }
       FOREBAY_ASSIGN_OR_RETURN(
           gpu->compute, CreateCudaDecoder(config, made->options_, gpu->device.get(), &gpu->budget,
                                           budget, algorithms));

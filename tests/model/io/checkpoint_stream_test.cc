@@ -161,6 +161,18 @@ TEST_F(CheckpointStreamTest, WithoutReadingAheadLayersAreReadAsTheyAreAskedFor) 
   }
 }
 
+TEST_F(CheckpointStreamTest, AFileThatTakesItsPlaceIsNotRead) {
+  MakeModel(DType::kBF16, 0);
+  std::string other(static_cast<size_t>(std::filesystem::file_size(Path("model.safetensors"))),
+                    'x');
+  Write("model.safetensors", other);  // another file of this name
+  Open(DType::kBF16);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    stream_->Start(layer);
+    ExpectLayer(layer);
+  }
+}
+
 TEST_F(CheckpointStreamTest, AModelThatChangesWhileItIsReadIsNoticed) {
   MakeModel(DType::kBF16, 0);
   Open(DType::kBF16);

@@ -1,4 +1,5 @@
 // One process that computes on several GPUs, which are emulated, with one state.
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,6 +27,8 @@ class GpuDataParallel : public testing::Test {
  protected:
   explicit GpuDataParallel(int num_blocks = 2) : task_(folder_.path(), num_blocks) {
     TheOptions().num_gpus = 3;
+    // No run finds what another has measured: all make the same calls.
+    ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1);
   }
   ~GpuDataParallel() override { TheOptions() = before_; }
 
@@ -150,6 +153,14 @@ TEST_F(GpuDataParallel, AGpuThatIsNotThereIsNamed) {
   const absl::Status status = TrainToy(options);
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
   EXPECT_THAT(MessageOf(status), HasSubstr("--data_parallel=6 asks for as many GPUs"));
+}
+
+TEST_F(GpuDataParallel, GpusOfTwoKindsAreRefused) {
+  TheOptions().other_gpu = 1;
+  const absl::Status status = TrainToy(Options("run", 2));
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
+  EXPECT_THAT(MessageOf(status), HasSubstr("takes GPUs of one kind"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("another emulated GPU (CUDA device 1)"));
 }
 
 TEST_F(GpuDataParallel, GoesOnWhenOneOfItsGpusIsLost) {

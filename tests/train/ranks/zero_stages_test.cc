@@ -514,7 +514,7 @@ TEST_F(ZeroStagesTest, ComeToTheSameBitsWithGradientsOf16BitsOnTheirWay) {
 class SmallBucketTest : public ZeroStagesTest {
  protected:
   SmallBucketTest() : ZeroStagesTest(/*num_blocks=*/2, /*intermediate_size=*/1024) {}
-  // What a run comes to, and what each of its two ranks sent.
+  // A run comes to this, and each of its two ranks sent that.
   struct Result {
     std::string digest;
     std::vector<int64_t> sent_bytes;

@@ -11,9 +11,11 @@
 #include "forebay/base/activity.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/options/traced_steps.h"
+#include "forebay/train/run/trace_file.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -313,6 +315,29 @@ TEST_F(RunTraceTest, WhatCannotBeTracedIsRefusedBeforeTheRunIsMade) {
   expect_refused(options, "is a folder");
   options.trace = folder_.Path("nowhere/trace.json");
   expect_refused(options, "there is no folder");
+}
+
+TEST(AppendTraceFile, PutsRowsBehindRowsAndLeavesAFileAloneWhereItCannot) {
+  const TemporaryFolder folder;
+  const std::string own = folder.Path("own"), other = folder.Path("other");
+  std::vector<std::byte> memory(1 << 16);
+  TraceRecorder recorder(memory);
+  const std::vector<TracedStep> steps = {{.step = 7, .begin_ns = 1, .end_ns = 2}};
+  ASSERT_TRUE(WriteTraceFile(own, recorder, steps, {}, {.rank = 0, .num_ranks = 2}).ok());
+  ASSERT_TRUE(WriteTraceFile(other, recorder, steps, {}, {.rank = 1, .num_ranks = 2}).ok());
+  const std::string before = ReadWholeFile(own, 1 << 20).value();
+  const std::string whole = ReadWholeFile(other, 1 << 20).value();
+  for (const std::string& damaged : {whole.substr(0, whole.size() / 2), std::string()}) {
+    ASSERT_TRUE(WriteFileAtomically(folder.Path("damaged"), damaged).ok());
+    const absl::Status status = AppendTraceFile(own, folder.Path("damaged"));
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kCorrupt) << status;
+    EXPECT_EQ(ReadWholeFile(own, 1 << 20).value(), before);
+  }
+  EXPECT_FALSE(AppendTraceFile(own, folder.Path("none")).ok());
+  ASSERT_TRUE(AppendTraceFile(own, other).ok());
+  const TraceRows rows = ReadTrace(own);
+  EXPECT_EQ(rows.Named("steps").size(), 2u);
+  EXPECT_EQ(rows.names.size(), 2u);
 }
 
 }  // namespace
