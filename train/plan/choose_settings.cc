@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "fmt/format.h"
@@ -126,6 +127,35 @@ Plan WithFastestRecompute(Plan plan, int64_t num_blocks, const PlanMaker& make,
   return fastest;
 }
 
+bool DifferInActivationsAlone(const Plan& one, const Plan& other) {
+  const auto rest = [](const Plan& plan) {
+    return std::tuple(plan.read_bytes_per_step, plan.write_bytes_per_step,
+                      plan.placement.host_weight_bytes, plan.placement.host_state_bytes,
+                      plan.placement.host_gradient_bytes, plan.num_staging_tiles,
+                      plan.num_gradient_tiles, plan.window.num_block_buffers,
+                      plan.window.num_large_buffers);
+  };
+  return rest(one) == rest(other);
+}
+
+// For machines whose speeds are not known: as many blocks compute nothing again as memory has room
+// for that nothing else takes. `plan` computes all again.
+Plan WithSpareMemoryTaken(Plan plan, const TrainOptions& options, int64_t num_blocks,
+                          const PlanMaker& make) {
+  int64_t most = 0, too_many = num_blocks + 1;
+  while (too_many - most > 1) {
+    const int64_t count = (most + too_many) / 2;
+    absl::StatusOr<Plan> other = make(WithRecompute(options, Recompute::kAll, num_blocks, count));
+    if (other.ok() && DifferInActivationsAlone(*other, plan)) {
+      most = count;
+      plan = *std::move(other);
+    } else {
+      too_many = count;
+    }
+  }
+  return plan;
+}
+
 bool LeavesSpeculationOpen(const Plan& plan, const TrainOptions& options) {
   return plan.may_speculate && options.speculate_layers == 0;
 }
@@ -208,9 +238,12 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
 
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
                          const PlanMaker& make) {
-  if (!plan.forecast.has_value()) return plan;
-  TrainOptions chosen = options;
   const bool is_open = !options.recompute.has_value() && options.number_checkpoints == 0;
+  if (!plan.forecast.has_value()) {
+    if (!is_open || plan.on_gpu()) return plan;
+    return WithSpareMemoryTaken(std::move(plan), options, num_blocks, make);
+  }
+  TrainOptions chosen = options;
   if (is_open && plan.on_gpu()) {
     return WithFastestSettingsOfGpu(std::move(plan), options, num_blocks, make);
   }

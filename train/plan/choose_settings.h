@@ -1,6 +1,7 @@
 // The settings of a plan that make the fastest step by its forecast, where the machine's speeds are
 // known: what blocks compute again, the number of layers whose gradients are applied at once, and
-// settings that one could do better with. No bit of a run depends on the first two. Pure.
+// settings that one could do better with. Where they are not known: what blocks compute again, by
+// the memory that is left. No bit of a run depends on these but the last. Pure.
 #pragma once
 
 #include <functional>
@@ -22,6 +23,8 @@ using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options
 //   takes memory from all else, and segments leave more to it;
 // - the number of layers whose gradients are applied at once (OffloadPlan::may_speculate, no
 //   --speculate_layers), if it saves enough to be worth its writes.
+// Where it has no forecast, as many blocks as memory has room for compute nothing again, if nothing
+// else would have used that memory.
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
                          const PlanMaker& make);
 

@@ -218,16 +218,47 @@ TEST_F(ChooseRecomputeTest, NoOtherChoiceIsMuchFaster) {
   EXPECT_GT(num_not, 0);
 }
 
-TEST_F(ChooseRecomputeTest, WithRoomNothingIsComputedAgainAndWithoutSpeedsAll) {
+TEST_F(ChooseRecomputeTest, WithRoomNothingIsComputedAgain) {
   options_.ram_bytes = 55 * kGibibyte;
   const Plan plan = MustPlan(options_);
   EXPECT_EQ(plan.recompute.num_blocks, 0);
   EXPECT_LT(plan.forecast->backward.compute_s, 2.2 * plan.forecast->forward.compute_s);
   EXPECT_THAT(FormatPlan(plan, Llama13B(), options_), HasSubstr("--recompute=none"));
+}
+
+// Weights and state could use any memory: nothing is left.
+TEST_F(ChooseRecomputeTest, WithoutSpeedsAllIsComputedAgain) {
+  options_.ram_bytes = 55 * kGibibyte;
   limits_.speeds = {};
-  const Plan without = MustPlan(options_);
-  EXPECT_EQ(without.recompute, (BlockRecompute{Recompute::kAll, 40}));
-  EXPECT_THAT(FormatPlan(without, Llama13B(), options_), Not(HasSubstr("recompute")));
+  const Plan plan = MustPlan(options_);
+  EXPECT_EQ(plan.recompute, (BlockRecompute{Recompute::kAll, 40}));
+  EXPECT_THAT(FormatPlan(plan, Llama13B(), options_), Not(HasSubstr("recompute")));
+}
+
+TEST_F(ChooseRecomputeTest, WithoutSpeedsMemoryThatNothingElseTakesSavesComputing) {
+  options_.weights_tier = options_.state_tier = TierChoice::kNvme;
+  limits_.speeds = {};
+  limits_.available_memory_bytes = 0;
+  const auto moved_bytes = [](const Plan& plan) {
+    return plan.read_bytes_per_step + plan.write_bytes_per_step;
+  };
+  int64_t num_blocks = 41;
+  for (const int64_t ram_gib : {28, 32, 36, 40}) {
+    options_.ram_bytes = ram_gib * kGibibyte;
+    options_.recompute = std::nullopt;
+    options_.recompute_layers = 0;
+    const Plan plan = MustPlan(options_);
+    EXPECT_LT(plan.recompute.num_blocks, num_blocks) << ram_gib;
+    num_blocks = plan.recompute.num_blocks;
+    options_.recompute = Recompute::kAll;
+    EXPECT_EQ(moved_bytes(plan), moved_bytes(MustPlan(options_))) << ram_gib;
+    if (num_blocks < 2) continue;
+    options_.recompute_layers = num_blocks - 1;
+    const absl::StatusOr<Plan> one_less = MakePlan(Llama13B(), options_, limits_);
+    if (!one_less.ok()) continue;
+    EXPECT_GT(moved_bytes(*one_less), moved_bytes(plan)) << ram_gib;
+  }
+  EXPECT_EQ(num_blocks, 0);
 }
 
 TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
