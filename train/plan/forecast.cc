@@ -8,6 +8,12 @@
 namespace forebay {
 namespace {
 
+// As measured (docs/performance.md, "Plans beside steps"): of the shorter of computation and disk,
+// what the longer does not hide on a CPU; and how often the bytes of transfers go through its
+// memory for their checksums and in the kernel.
+constexpr double kNotHiddenOnCpu = 0.45;
+constexpr double kPassesOverTransfers = 3;
+
 using Part = std::pair<Bound, double>;
 
 std::array<Part, 4> PartsOf(const PassForecast& pass) {
@@ -80,6 +86,9 @@ class Forecaster {
     AddUpdates(beside ? 1 : 0, updates_beside);
     AddUpdates(beside ? 0 : 1 - in_backward, forecast.forward);
     AddUpdates(beside ? 0 : in_backward, forecast.backward);
+    if (!gpu_.computes) {
+      for (PassForecast* pass : {&forecast.forward, &forecast.backward}) AddWorkBesideOnCpu(*pass);
+    }
     PassForecast all = forecast.forward;
     all += forecast.backward;
     all += updates_beside;
@@ -102,6 +111,16 @@ class Forecaster {
     pass.memory_s += seconds + share * bytes.on_gpu / speeds_.memory_bytes_per_s;
     if (!gpu_.computes) pass.compute_s += seconds;
     if (bytes.to_gpu > 0) pass.bus_s += share * bytes.to_gpu / speeds_.bus_bytes_per_s;
+  }
+
+  void AddWorkBesideOnCpu(PassForecast& pass) const {
+    if (plan_.io_s_per_step > 0) {
+      const auto moved_bytes =
+          static_cast<double>(plan_.read_bytes_per_step + plan_.write_bytes_per_step);
+      pass.compute_s += pass.disk_s / plan_.io_s_per_step * kPassesOverTransfers * moved_bytes /
+                        speeds_.memory_bytes_per_s;
+    }
+    pass.not_hidden_s = kNotHiddenOnCpu * std::min(pass.compute_s, pass.disk_s);
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that
@@ -158,7 +177,7 @@ std::string_view NameOf(Bound bound) {
 }
 
 double PassForecast::Seconds() const {
-  return LongestOf(*this).second;
+  return LongestOf(*this).second + not_hidden_s;
 }
 
 Bound PassForecast::bound() const {

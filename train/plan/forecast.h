@@ -1,9 +1,10 @@
 // How long a step will take, from what it computes and moves and how fast the machine does each.
 //
 // Model: each pass is as long as what is slowest in it, as all else goes on beside it; the passes
-// follow one another, and what is updated beside the whole step has both. On a CPU, updates take
-// their time from the computation. Not counted: waiting for the first layer, flushes of a commit,
-// and exports. Pure.
+// follow one another, and what is updated beside the whole step has both. On a CPU, updates and
+// checksums take their time from the computation, and a part of the shorter of computation and disk
+// is not hidden behind the longer: the first layers are waited for, and cores are where another
+// thread needs them. Not counted: flushes of a commit, and exports. Pure.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,14 @@ std::string_view NameOf(Bound bound);  // "compute", "disk", "memory", "bus"
 
 // Seconds that each part is busy.
 struct PassForecast {
-  double compute_s = 0;  // on a CPU with the updates
+  double compute_s = 0;  // on a CPU with updates and checksums
   double disk_s = 0;
   double memory_s = 0;  // of RAM: updates, and what devices copy
   double bus_s = 0;     // between RAM and the GPU, in the direction that has more
+  // Of the shorter of compute_s and disk_s, what the longer does not hide.
+  double not_hidden_s = 0;
 
-  double Seconds() const;
+  double Seconds() const;  // of the longest, with what is not hidden
   Bound bound() const;
   PassForecast& operator+=(const PassForecast& other);
 };

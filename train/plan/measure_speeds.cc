@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/aio/open_engine.h"
@@ -37,20 +37,20 @@ double MedianOf(std::vector<double> values) {
   return *middle;
 }
 
-// The least time of a call: of several within kSecondsOfEach, behind one that warms up.
-absl::StatusOr<double> LeastSeconds(const std::function<bool()>& stop,
-                                    const std::function<void()>& call) {
+// The usual time of a call: of several within kSecondsOfEach, behind one that warms up.
+absl::StatusOr<double> MedianSeconds(const std::function<bool()>& stop,
+                                     const std::function<void()>& call) {
   constexpr int kLeastCalls = 3;
   call();
   const Stopwatch all;
-  double least = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < kLeastCalls || all.Seconds() < kSecondsOfEach; ++i) {
+  std::vector<double> seconds;
+  while (seconds.size() < kLeastCalls || all.Seconds() < kSecondsOfEach) {
     if (stop()) return InterruptedError("stopped on request");
     const Stopwatch one;
     call();
-    least = std::min(least, one.Seconds());
+    seconds.push_back(one.Seconds());
   }
-  return least;
+  return MedianOf(std::move(seconds));
 }
 
 DecoderConfig OneBlockOf(DecoderConfig config) {
@@ -119,7 +119,7 @@ absl::StatusOr<double> MeasureBlock(const DecoderConfig& model, const TrainOptio
   const LayerWeights weights = {.dtype = dtype, .data = memory[0].bytes()};
   const MicroBatch batch = RowsOf(rows, seq);
   const std::span<float> x = memory[2].As<float>(), dx = memory[3].As<float>();
-  FOREBAY_ASSIGN_OR_RETURN(const double seconds, LeastSeconds(stop, [&] {
+  FOREBAY_ASSIGN_OR_RETURN(const double seconds, MedianSeconds(stop, [&] {
                              std::ranges::copy(x, dx.begin());
                              decoder->ForwardBlock(0, weights, batch, dx);
                              decoder->RecomputeBlock(0, weights, batch, x);
@@ -155,7 +155,7 @@ absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_thread
   const RuleArithmetic rule(RuleOf(options));
   ThreadPool pool(num_threads);
   constexpr int64_t kTaskElems = 1 << 16;
-  FOREBAY_ASSIGN_OR_RETURN(const double seconds, LeastSeconds(stop, [&] {
+  FOREBAY_ASSIGN_OR_RETURN(const double seconds, MedianSeconds(stop, [&] {
                              pool.ParallelFor(kElems / kTaskElems, [&](int64_t task) {
                                rule.Update({.step = 1, .lr = 1e-3},
                                            PartOf(run, task * kTaskElems, kTaskElems));

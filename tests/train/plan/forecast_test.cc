@@ -155,14 +155,37 @@ TEST_F(ForecastTest, RanksHaveWholeLayersCrossTheBus) {
   }
 }
 
-TEST_F(ForecastTest, OnACpuUpdatesTakeTimeFromTheComputation) {
+TEST_F(ForecastTest, OnACpuUpdatesAndChecksumsTakeTimeFromTheComputation) {
   options_.device = ComputeDevice::kCpu;
   options_.batch = options_.accum = 1;
   machine_.cpu_matmul_flops_per_s = 1e12;
-  const StepForecast step = *MustPlan().forecast;
+  const Plan plan = MustPlan();
+  const StepForecast& step = *plan.forecast;
   const double flops_s = FlopsOf(Llama13B(), 1024, 1024).forward / 1e12;
-  EXPECT_DOUBLE_EQ(step.forward.compute_s, flops_s + step.forward.memory_s);
+  const auto moved = static_cast<double>(plan.read_bytes_per_step + plan.write_bytes_per_step);
+  const double checksums_s = 3 * moved / machine_.memory_bytes_per_s;
+  EXPECT_NEAR(step.forward.compute_s,
+              flops_s + step.forward.memory_s +
+                  checksums_s * step.forward.disk_s / (step.forward.disk_s + step.backward.disk_s),
+              1e-9 * step.forward.compute_s);
   EXPECT_EQ(step.forward.bus_s, 0);
+}
+
+TEST_F(ForecastTest, OnACpuTheLongerPartHidesTheShorterInPart) {
+  options_.device = ComputeDevice::kCpu;
+  options_.batch = options_.accum = 1;
+  for (const double flops_per_s : {1e11, 1e12, 1e14}) {
+    machine_.cpu_matmul_flops_per_s = flops_per_s;
+    const StepForecast step = *MustPlan().forecast;
+    for (const PassForecast& pass : {step.forward, step.backward}) {
+      const auto [shorter, longer] = std::minmax(pass.compute_s, pass.disk_s);
+      EXPECT_GE(pass.Seconds(), longer + 0.4 * shorter);
+      EXPECT_LE(pass.Seconds(), longer + 0.5 * shorter);
+    }
+  }
+  machine_ = *ReadMachine("4090-64g");
+  options_ = LargeSteps();
+  EXPECT_EQ(MustPlan().forecast->forward.not_hidden_s, 0) << "a GPU has cores of its own";
 }
 
 TEST_F(ForecastTest, WithoutASpeedThereIsNone) {
