@@ -40,6 +40,7 @@ class CheckpointStreamTest : public FolderTest {
     std::mt19937 random(1);
     stored_ = stored;
     values_.clear();
+    std::filesystem::remove(Path("model.safetensors"));  // which would come before shards
     std::vector<std::vector<SampleTensor>> shards(static_cast<size_t>(num_shards));
     std::map<std::string, std::string> weight_map;
     for (int i = 0; i < kLayers * kPartsPerLayer; ++i) {
