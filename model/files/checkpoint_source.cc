@@ -72,9 +72,9 @@ struct Residency {
     const int64_t embed_bytes = elsewhere.front() ? 0 : ShiftedBufferBytes(layers.front(), dtype);
     const int64_t head_bytes = elsewhere.back() ? 0 : ShiftedBufferBytes(layers.back(), dtype);
     least.block_buffer_bytes = ShiftedBufferBytes(layers[1], dtype);
-    least.total_bytes = 2 * least.block_buffer_bytes +
-                        HostBuffer::ChargedBytes(CheckpointStream::StagingBytes(
-                            {dtype, least.block_buffer_bytes, converts}));
+    least.total_bytes =
+        2 * least.block_buffer_bytes + HostBuffer::ChargedBytes(CheckpointStream::StagingBytes(
+                                           {dtype, least.block_buffer_bytes, converts}));
     if (config.tied_embeddings) {
       if (!elsewhere.front()) least.classes.front() = BufferClass::kResident;
       if (!elsewhere.back()) least.classes.back() = BufferClass::kResident;
@@ -161,8 +161,8 @@ struct CheckpointSource::Impl final : LayerFiller {
   DType dtype = DType::kBF16;
   std::unique_ptr<CheckpointReader> reader;
   std::vector<const CheckpointReader::Tensor*> tensors;  // per tensor of the inventory
-  std::vector<Backing> backing;              // per buffer of the window
-  std::unique_ptr<CheckpointStream> stream;  // behind them, as it ends its reads first
+  std::vector<Backing> backing;                          // per buffer of the window
+  std::unique_ptr<CheckpointStream> stream;              // behind them, as it ends its reads first
   int num_resident_layers = 0;
   std::atomic<int64_t> read_bytes = 0;
   std::unique_ptr<LayerWindow> window;  // the last: its thread ends first
@@ -218,10 +218,10 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
     const BufferClass buffer_class = buffers[buffer].buffer_class;
     const int layer = buffers[buffer].layer;
     const bool resident = buffer_class == BufferClass::kResident;
-    const int64_t bytes =
-        resident ? BufferBytes(inventory.layers()[layer], dtype) + (plan.streams ? kIoAlignBytes : 0)
-        : buffer_class == BufferClass::kBlock ? plan.block_buffer_bytes
-                                              : plan.large_buffer_bytes;
+    const int64_t bytes = resident ? BufferBytes(inventory.layers()[layer], dtype) +
+                                         (plan.streams ? kIoAlignBytes : 0)
+                          : buffer_class == BufferClass::kBlock ? plan.block_buffer_bytes
+                                                                : plan.large_buffer_bytes;
     HostBuffer& memory = backing.emplace_back().memory;
     FOREBAY_ASSIGN_OR_RETURN(memory,
                              HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
@@ -267,9 +267,8 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
   FOREBAY_ASSIGN_OR_RETURN(impl->tensors, MatchCheckpoint(*impl->reader, config, impl->inventory));
   Elsewhere is_elsewhere(impl->inventory.layers().size());
   for (const int layer : elsewhere) is_elsewhere[static_cast<size_t>(layer)] = true;
-  const Residency plan =
-      Residency::Within(config, impl->inventory, dtype, Converts(impl->tensors, dtype), max_bytes,
-                        is_elsewhere);
+  const Residency plan = Residency::Within(config, impl->inventory, dtype,
+                                           Converts(impl->tensors, dtype), max_bytes, is_elsewhere);
   FOREBAY_RETURN_IF_ERROR(impl->MakeWindow(plan, budget, device));
   return std::unique_ptr<CheckpointSource>(new CheckpointSource(std::move(impl)));
 }

@@ -242,9 +242,9 @@ absl::Status CheckpointStream::Impl::FinishStaged(const TensorPiece& piece,
                                                   std::span<std::byte> target) {
   Slot& slot = slots[first_taken];
   FOREBAY_RETURN_IF_ERROR(engine->Wait(slot.op));
-  FOREBAY_RETURN_IF_ERROR(reader->Convert(
-      *piece.source, slot.op.buffer.subspan(static_cast<size_t>(piece.skip_bytes)), options.dtype,
-      target));
+  FOREBAY_RETURN_IF_ERROR(
+      reader->Convert(*piece.source, slot.op.buffer.subspan(static_cast<size_t>(piece.skip_bytes)),
+                      options.dtype, target));
   first_taken = (first_taken + 1) % slots.size();
   --num_taken;
   return absl::OkStatus();

@@ -1,9 +1,9 @@
 // Layers of a checkpoint, read ahead through an engine with direct I/O. Whole blocks of a file go
-// straight to their places in the layer where that can be: where they are stored as they are needed,
-// and the layer begins where its addresses suit their offsets in the file. What lies in other blocks,
-// and what is converted, comes in pieces through staging memory. What cannot be read so (a file
-// system without direct I/O, the end of a file that is no multiple of a block, elements at odd
-// addresses) is read when it is asked for.
+// straight to their places in the layer where that can be: where they are stored as they are
+// needed, and the layer begins where its addresses suit their offsets in the file. What lies in
+// other blocks, and what is converted, comes in pieces through staging memory. What cannot be read
+// so (a file system without direct I/O, the end of a file that is no multiple of a block, elements
+// at odd addresses) is read when it is asked for.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,8 @@ class CheckpointStream {
   // So many bytes behind a multiple of kIoAlignBytes the flat vector of the layer begins, less than
   // that: where most of it is read to its place.
   int64_t ShiftBytes(int layer) const;
-  // Tells the kernel of memory that layers will be read into, which saves time. It must outlive this.
+  // Tells the kernel of memory that layers will be read into, which saves time. It must outlive
+  // this.
   void Register(std::span<std::byte> memory);
 
   // Begins to read a layer, behind those that were started and not finished, into `out`: its flat

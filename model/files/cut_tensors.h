@@ -36,8 +36,8 @@ struct TensorPiece {
   int64_t from_bytes = 0;
   int64_t until_bytes = 0;
   int64_t skip_bytes = 0;  // staged: in front of the first element
-  // In place: it is read so far in front of its place, still behind the beginning of the tensor, and
-  // then moved. 0 where address and offset suit each other.
+  // In place: it is read so far in front of its place, still behind the beginning of the tensor,
+  // and then moved. 0 where address and offset suit each other.
   int64_t before_bytes = 0;
 };
 
