@@ -225,12 +225,9 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
     HostBuffer& memory = backing.emplace_back().memory;
     FOREBAY_ASSIGN_OR_RETURN(memory,
                              HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
-    if (resident) {
-      stream->Start(layer, VectorIn(buffer, layer));
-      residents.push_back(buffer);
-    } else {
-      for (const std::span<std::byte> piece : memory.IoPieces()) stream->Register(piece);
-    }
+    if (!resident) continue;
+    stream->Start(layer, VectorIn(buffer, layer));
+    residents.push_back(buffer);
   }
   for (const int buffer : residents)
     FOREBAY_RETURN_IF_ERROR(FinishLayer(buffer, buffers[buffer].layer));

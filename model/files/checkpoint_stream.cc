@@ -277,10 +277,6 @@ int64_t CheckpointStream::ShiftBytes(int layer) const {
   return impl_->At(layer).cut.shift_bytes;
 }
 
-void CheckpointStream::Register(std::span<std::byte> memory) {
-  if (impl_->engine != nullptr) impl_->engine->RegisterBuffers(memory).IgnoreError();
-}
-
 void CheckpointStream::Start(int layer, std::span<std::byte> out) {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.Find(layer) == impl.started.end());

@@ -47,9 +47,6 @@ class CheckpointStream {
   // So many bytes behind a multiple of kIoAlignBytes the flat vector of the layer begins, less than
   // that: where most of it is read to its place.
   int64_t ShiftBytes(int layer) const;
-  // Tells the kernel of memory that layers will be read into, which saves time. It must outlive
-  // this.
-  void Register(std::span<std::byte> memory);
 
   // Begins to read a layer, behind those that were started and not finished, into `out`: its flat
   // vector in the type that was asked for, which nobody else touches until Finish or Drop. Elements
