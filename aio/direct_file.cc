@@ -222,6 +222,17 @@ std::string SwitchToDirect(int fd) {
   return error == 0 ? "" : fmt::format("the file system refused O_DIRECT: {}", ErrnoText(error));
 }
 
+int64_t DirectMemoryAlign([[maybe_unused]] int fd) {
+#ifdef STATX_DIOALIGN
+  struct statx info = {};
+  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
+      (info.stx_mask & STATX_DIOALIGN) != 0 && info.stx_dio_mem_align > 0) {
+    return info.stx_dio_mem_align;
+  }
+#endif
+  return kIoAlignBytes;
+}
+
 absl::StatusOr<DirectFile> OpenDirectFile(const std::string& path,
                                           const DirectFileOptions& options) {
   FOREBAY_CHECK(options.size_bytes >= (options.create ? 1 : 0));

@@ -247,6 +247,9 @@ struct DirectFile {
 };
 // Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.
 std::string SwitchToDirect(int fd);
+// What addresses have to be multiples of in direct transfers of the file: what the kernel tells of
+// it (since Linux 6.1; often 4 or 512), else kIoAlignBytes.
+int64_t DirectMemoryAlign(int fd);
 
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and
 // proves by a real transfer that direct I/O works; that a file which was there cannot be read is

@@ -58,16 +58,7 @@ absl::Status CheckFile(const IoRequest& request, int fd) {
 TransferLimits MakeDirect(int fd) {
   if (!SwitchToDirect(fd).empty()) return {};
   static const int64_t page_bytes = std::max<int64_t>(kIoAlignBytes, ::sysconf(_SC_PAGESIZE));
-  TransferLimits limits = {.range_bytes = page_bytes, .memory_bytes = kIoAlignBytes};
-#ifdef STATX_DIOALIGN
-  struct statx info = {};
-  if (::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
-      (info.stx_mask & STATX_DIOALIGN) != 0 && info.stx_dio_offset_align > 1) {
-    limits.range_bytes = std::max<int64_t>(info.stx_dio_offset_align, page_bytes);
-    limits.memory_bytes = std::max<int64_t>(info.stx_dio_mem_align, 1);
-  }
-#endif
-  return limits;
+  return {.range_bytes = page_bytes, .memory_bytes = DirectMemoryAlign(fd)};
 }
 
 int64_t UpTo(int64_t value, int64_t multiple) {

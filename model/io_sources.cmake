@@ -3,6 +3,7 @@ set(MODEL_io_SOURCES
   files/checkpoint_source.cc
   files/checkpoint_stream.cc
   files/convert_floats.cc
+  files/cut_tensors.cc
   files/json_reader.cc
   files/match_checkpoint.cc
   files/model_folder.cc

@@ -74,7 +74,7 @@ bool LayerWindow::StageNext(Lock& lock, AccessQueue& queue) {
   AssignBuffers(lock, queue);
   if (!failure_.ok() || queue.ready_end() == queue.end()) return false;
   const Access access = queue.At(queue.ready_end());
-  if (access.buffer < 0) return false;
+  if (access.buffer < 0 || !AwaitParts(lock, queue, access)) return false;
   Use& use = uses_[access.buffer];
   const bool exposed = use.num_exposed > 0;
   lock.unlock();
@@ -93,7 +93,6 @@ bool LayerWindow::StageNext(Lock& lock, AccessQueue& queue) {
 // Gives buffers to waiting accesses in order, as far as there are any, and starts their reads.
 void LayerWindow::AssignBuffers(Lock& lock, AccessQueue& queue) {
   bool exhausted[kNumWindowClasses + 1] = {};  // by BufferClass
-  bool expected_one = false;
   for (int64_t position = queue.ready_end(); position < queue.end(); ++position) {
     const int layer = queue.At(position).layer;
     if (queue.At(position).buffer >= 0) continue;
@@ -102,14 +101,7 @@ void LayerWindow::AssignBuffers(Lock& lock, AccessQueue& queue) {
     bool& none_left = exhausted[static_cast<int>(buffers_.ClassOf(layer))];
     const int buffer = none_left ? -1 : buffers_.Choose(layer);
     none_left = buffer < 0;
-    if (none_left) {
-      if (!std::exchange(expected_one, true)) {
-        lock.unlock();
-        filler_->ExpectRead(layer);
-        lock.lock();
-      }
-      continue;
-    }
+    if (none_left) continue;
     const int before = buffers_[buffer].layer;
     buffers_.Take(buffer, layer);
     queue.At(position).buffer = buffer;
@@ -122,6 +114,20 @@ void LayerWindow::AssignBuffers(Lock& lock, AccessQueue& queue) {
     if (status.ok()) filler_->StartRead(buffer, layer, urgent);
     lock.lock();
     if (!status.ok()) return Fail(status);
+  }
+}
+
+// Waits for a layer, and starts to read others whose buffers become free meanwhile: else the disk
+// would have nothing to do when this one is there. False after an error.
+bool LayerWindow::AwaitParts(Lock& lock, AccessQueue& queue, const Access& access) {
+  for (;;) {
+    lock.unlock();
+    const absl::StatusOr<bool> has_more = filler_->AwaitPart(access.buffer, access.layer);
+    lock.lock();
+    if (!has_more.ok()) Fail(has_more.status());
+    if (!failure_.ok()) return false;
+    if (!*has_more) return true;
+    AssignBuffers(lock, queue);
   }
 }
 

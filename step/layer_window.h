@@ -37,9 +37,9 @@ class LayerFiller {
   // Starts to read the weights of `layer` into the buffer, where nothing is under way.
   // `urgent`: they are the next that will be acquired.
   virtual void StartRead(int buffer, int layer, bool urgent) = 0;
-  // The next layer that a read will be started for, when a buffer is free: it may be read ahead
-  // into memory of the filler's own. It may never be started.
-  virtual void ExpectRead(int /*layer*/) {}
+  // Waits for a part of a read that was started: whether there is more of it. Between the parts the
+  // window starts to read into buffers that became free.
+  virtual absl::StatusOr<bool> AwaitPart(int /*buffer*/, int /*layer*/) { return false; }
   // Completes the read, where one was started. `is_used`: what was read will be used.
   virtual absl::Status FinishRead(int buffer, int layer, bool is_used) = 0;
   // Whether the weights have to be updated before they are lent.
@@ -116,6 +116,7 @@ class LayerWindow {
   void Run();
   bool StageNext(Lock& lock, AccessQueue& queue);
   void AssignBuffers(Lock& lock, AccessQueue& queue);
+  bool AwaitParts(Lock& lock, AccessQueue& queue, const Access& access);
   absl::Status Stage(int buffer, int layer, bool exposed);
   void TakeBuffersBack();
   absl::Status EndTransfers(int buffer, int layer);

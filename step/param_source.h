@@ -17,7 +17,9 @@ namespace forebay {
 // The flat vector of one layer (base/tensor_spec.h): tensors lie at their TensorSpec::offset_elems.
 struct LayerWeights {
   DType dtype = DType::kBF16;
-  std::span<const std::byte> data;        // num_elems * SizeOf(dtype) bytes, 64-byte aligned
+  // num_elems * SizeOf(dtype) bytes, 64-byte aligned; those of a checkpoint to their elements
+  // alone.
+  std::span<const std::byte> data;
   DeviceKind device = DeviceKind::kHost;  // where `data` lies
   Event* ready = nullptr;                 // when it is there; nullptr: now
 };

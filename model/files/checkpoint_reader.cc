@@ -239,7 +239,11 @@ absl::Status CheckpointReader::ReadAs(DType dtype, const Tensor& tensor, int64_t
   FOREBAY_RETURN_IF_ERROR(*stored == dtype
                               ? impl_->ReadRaw(tensor, first_elem, SizeOf(dtype), out)
                               : impl_->ReadConverted(tensor, *stored, first_elem, dtype, out));
-  return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
+  return CheckUnchanged(tensor);
+}
+
+absl::Status CheckpointReader::CheckUnchanged(const Tensor& tensor) const {
+  return forebay::CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
 }
 
 absl::Status CheckpointReader::Convert(const Tensor& tensor, std::span<const std::byte> stored,
@@ -249,7 +253,7 @@ absl::Status CheckpointReader::Convert(const Tensor& tensor, std::span<const std
   const auto count = std::ssize(out) / SizeOf(dtype);
   ConvertFloats(*stored_dtype, stored.first(static_cast<size_t>(count * SizeOf(*stored_dtype))),
                 dtype, out);
-  return CheckUnchanged(impl_->shards[static_cast<size_t>(tensor.shard)]);
+  return CheckUnchanged(tensor);
 }
 
 CheckpointReader::Place CheckpointReader::PlaceOf(const Tensor& tensor) const {

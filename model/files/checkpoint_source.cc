@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fmt/format.h"
+#include "forebay/aio/engine.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
@@ -23,18 +24,31 @@ constexpr char kPurpose[] = "weights";
 int64_t BufferBytes(const LayerSpec& layer, DType dtype) {
   return HostBuffer::ChargedBytes(layer.num_elems * SizeOf(dtype));
 }
+// Where layers are read to their places, they begin somewhere in the first block.
+int64_t ShiftedBufferBytes(const LayerSpec& layer, DType dtype) {
+  return BufferBytes(layer, dtype) + kIoAlignBytes;
+}
+
+// Whether some tensors are not stored as they are needed.
+bool Converts(const std::vector<const CheckpointReader::Tensor*>& tensors, DType dtype) {
+  return std::ranges::any_of(tensors, [&](const CheckpointReader::Tensor* tensor) {
+    return tensor->entry.dtype_name != SafetensorsName(dtype);
+  });
+}
 
 // By layer: it is never asked for.
 using Elsewhere = std::vector<bool>;
 
 // Which layers stay in memory, and how large the buffers of the window are that the others pass
-// through. Two buffers for blocks: one is computed with while the next is read. One for embedding
-// and output layer, which are never held together. What is read further ahead waits in staging.
+// through. Two buffers for blocks: one is computed with while the next is read, and when it is free
+// the disk has not yet read all of that. One for embedding and output layer, which are never held
+// together.
 struct Residency {
   std::vector<BufferClass> classes;  // per layer
   int64_t block_buffer_bytes = 0;    // 0: there are no such buffers
   int64_t large_buffer_bytes = 0;    // the same
   int64_t total_bytes = 0;           // resident layers and window
+  bool streams = false;              // there is a window, and buffers have room for a shift
 
   // Layers that nobody asks for have no memory: they are of a class without buffers, or where no
   // buffer is one for them.
@@ -50,16 +64,17 @@ struct Residency {
   // As little as possible. A tied model's output layer is a norm and the embedding, which is in use
   // at both ends of a pass: the one buffer it would pass through may as well keep it.
   static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype,
-                         const Elsewhere& elsewhere) {
+                         bool converts, const Elsewhere& elsewhere) {
     Residency least;
+    least.streams = true;
     const auto& layers = inventory.layers();
     least.classes.assign(layers.size(), BufferClass::kBlock);
-    const int64_t embed_bytes = elsewhere.front() ? 0 : BufferBytes(layers.front(), dtype);
-    const int64_t head_bytes = elsewhere.back() ? 0 : BufferBytes(layers.back(), dtype);
-    least.block_buffer_bytes = BufferBytes(layers[1], dtype);
+    const int64_t embed_bytes = elsewhere.front() ? 0 : ShiftedBufferBytes(layers.front(), dtype);
+    const int64_t head_bytes = elsewhere.back() ? 0 : ShiftedBufferBytes(layers.back(), dtype);
+    least.block_buffer_bytes = ShiftedBufferBytes(layers[1], dtype);
     least.total_bytes =
-        2 * least.block_buffer_bytes +
-        HostBuffer::ChargedBytes(CheckpointStream::StagingBytes(least.block_buffer_bytes));
+        2 * least.block_buffer_bytes + HostBuffer::ChargedBytes(CheckpointStream::StagingBytes(
+                                           {dtype, least.block_buffer_bytes, converts}));
     if (config.tied_embeddings) {
       if (!elsewhere.front()) least.classes.front() = BufferClass::kResident;
       if (!elsewhere.back()) least.classes.back() = BufferClass::kResident;
@@ -75,13 +90,13 @@ struct Residency {
   // As much as fits `max_bytes`, on top of the least: embedding and output layer first, as the
   // buffer of one of them becomes free; then blocks.
   static Residency Within(const DecoderConfig& config, const Inventory& inventory, DType dtype,
-                          int64_t max_bytes, const Elsewhere& elsewhere) {
+                          bool converts, int64_t max_bytes, const Elsewhere& elsewhere) {
     Residency all = All(inventory, dtype, elsewhere);
     if (max_bytes == 0 || all.total_bytes <= max_bytes) return all;
-    Residency plan = Least(config, inventory, dtype, elsewhere);
+    Residency plan = Least(config, inventory, dtype, converts, elsewhere);
     const auto& layers = inventory.layers();
     const int64_t both_bytes =
-        BufferBytes(layers.front(), dtype) + BufferBytes(layers.back(), dtype);
+        ShiftedBufferBytes(layers.front(), dtype) + ShiftedBufferBytes(layers.back(), dtype);
     if (plan.large_buffer_bytes > 0 && !elsewhere.front() && !elsewhere.back() &&
         plan.total_bytes - plan.large_buffer_bytes + both_bytes <= max_bytes) {
       plan.classes.front() = plan.classes.back() = BufferClass::kResident;
@@ -112,9 +127,11 @@ struct CheckpointSource::Impl final : LayerFiller {
 
   void StartRead(int buffer, int layer, bool /*urgent*/) override {
     backing[buffer].must_be_read = true;
-    stream->Start(layer);
+    stream->Start(layer, VectorIn(buffer, layer));
   }
-  void ExpectRead(int layer) override { stream->Expect(layer); }
+  absl::StatusOr<bool> AwaitPart(int buffer, int layer) override {
+    return backing[buffer].must_be_read ? stream->FinishPart(layer) : false;
+  }
   absl::Status FinishRead(int buffer, int layer, bool is_used) override {
     const bool must_be_read = std::exchange(backing[buffer].must_be_read, false);
     if (!must_be_read) return absl::OkStatus();
@@ -123,10 +140,17 @@ struct CheckpointSource::Impl final : LayerFiller {
       return absl::OkStatus();
     }
     read_bytes += FileBytesOf(layer);
-    return FinishLayer(layer, backing[buffer].memory);
+    return FinishLayer(buffer, layer);
   }
   absl::Status MakeWindow(const Residency& plan, MemoryBudget* budget, Device* device);
-  absl::Status FinishLayer(int layer, const HostBuffer& memory);
+  absl::Status FinishLayer(int buffer, int layer);
+  // The flat vector of the layer in the buffer.
+  std::span<std::byte> VectorIn(int buffer, int layer) const {
+    return backing[static_cast<size_t>(buffer)].memory.bytes().subspan(
+        static_cast<size_t>(stream->ShiftBytes(layer)),
+        static_cast<size_t>(inventory.layers()[static_cast<size_t>(layer)].num_elems *
+                            SizeOf(dtype)));
+  }
   const CheckpointReader::Tensor& SourceOf(const TensorSpec* in_place) const {
     return *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
   }
@@ -137,19 +161,20 @@ struct CheckpointSource::Impl final : LayerFiller {
   DType dtype = DType::kBF16;
   std::unique_ptr<CheckpointReader> reader;
   std::vector<const CheckpointReader::Tensor*> tensors;  // per tensor of the inventory
-  std::unique_ptr<CheckpointStream> stream;
-  std::vector<Backing> backing;  // per buffer of the window
+  std::vector<Backing> backing;                          // per buffer of the window
+  std::unique_ptr<CheckpointStream> stream;              // behind them, as it ends its reads first
   int num_resident_layers = 0;
   std::atomic<int64_t> read_bytes = 0;
   std::unique_ptr<LayerWindow> window;  // the last: its thread ends first
 };
 
 // The tensors of a layer at their places, with zeros between them.
-absl::Status CheckpointSource::Impl::FinishLayer(int layer, const HostBuffer& memory) {
+absl::Status CheckpointSource::Impl::FinishLayer(int buffer, int layer) {
+  const std::span<std::byte> vector = VectorIn(buffer, layer);
   const int64_t elem_bytes = SizeOf(dtype);
   int64_t end = 0;
   const auto fill_gap = [&](int64_t until) {
-    std::memset(memory.data() + end * elem_bytes, 0,
+    std::memset(vector.data() + end * elem_bytes, 0,
                 static_cast<size_t>((until - end) * elem_bytes));
   };
   for (const TensorSpec* tensor : TensorsInPlace(inventory, layer)) {
@@ -157,7 +182,7 @@ absl::Status CheckpointSource::Impl::FinishLayer(int layer, const HostBuffer& me
     end = tensor->offset_elems + tensor->num_elems;
   }
   fill_gap(inventory.layers()[static_cast<size_t>(layer)].num_elems);
-  return stream->Finish(layer, memory.bytes());
+  return stream->Finish(layer);
 }
 
 absl::Status CheckpointSource::Impl::OpenStream(int64_t layer_bytes, MemoryBudget* budget) {
@@ -168,7 +193,8 @@ absl::Status CheckpointSource::Impl::OpenStream(int64_t layer_bytes, MemoryBudge
     }
   }
   FOREBAY_ASSIGN_OR_RETURN(
-      stream, CheckpointStream::Create(*reader, std::move(layers), dtype, layer_bytes, budget));
+      stream, CheckpointStream::Create(*reader, layers,
+                                       {dtype, layer_bytes, Converts(tensors, dtype)}, budget));
   return absl::OkStatus();
 }
 
@@ -192,19 +218,19 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
     const BufferClass buffer_class = buffers[buffer].buffer_class;
     const int layer = buffers[buffer].layer;
     const bool resident = buffer_class == BufferClass::kResident;
-    const int64_t bytes = resident ? BufferBytes(inventory.layers()[layer], dtype)
+    const int64_t bytes = resident ? BufferBytes(inventory.layers()[layer], dtype) +
+                                         (plan.streams ? kIoAlignBytes : 0)
                           : buffer_class == BufferClass::kBlock ? plan.block_buffer_bytes
                                                                 : plan.large_buffer_bytes;
     HostBuffer& memory = backing.emplace_back().memory;
     FOREBAY_ASSIGN_OR_RETURN(memory,
                              HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
     if (!resident) continue;
-    stream->Start(layer);
+    stream->Start(layer, VectorIn(buffer, layer));
     residents.push_back(buffer);
   }
-  for (const int buffer : residents) {
-    FOREBAY_RETURN_IF_ERROR(FinishLayer(buffers[buffer].layer, backing[buffer].memory));
-  }
+  for (const int buffer : residents)
+    FOREBAY_RETURN_IF_ERROR(FinishLayer(buffer, buffers[buffer].layer));
   num_resident_layers = static_cast<int>(residents.size());
   FOREBAY_ASSIGN_OR_RETURN(window, LayerWindow::Create(std::move(buffers), inventory, this));
   return absl::OkStatus();
@@ -217,7 +243,7 @@ int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
   const Inventory inventory = BuildInventory(config);
   // A model of one block is smaller than the window for larger ones.
   const Elsewhere none(inventory.layers().size());
-  return std::min(Residency::Least(config, inventory, dtype, none).total_bytes,
+  return std::min(Residency::Least(config, inventory, dtype, /*converts=*/true, none).total_bytes,
                   Residency::All(inventory, dtype, none).total_bytes);
 }
 
@@ -238,8 +264,9 @@ absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(
   FOREBAY_ASSIGN_OR_RETURN(impl->tensors, MatchCheckpoint(*impl->reader, config, impl->inventory));
   Elsewhere is_elsewhere(impl->inventory.layers().size());
   for (const int layer : elsewhere) is_elsewhere[static_cast<size_t>(layer)] = true;
-  FOREBAY_RETURN_IF_ERROR(impl->MakeWindow(
-      Residency::Within(config, impl->inventory, dtype, max_bytes, is_elsewhere), budget, device));
+  const Residency plan = Residency::Within(config, impl->inventory, dtype,
+                                           Converts(impl->tensors, dtype), max_bytes, is_elsewhere);
+  FOREBAY_RETURN_IF_ERROR(impl->MakeWindow(plan, budget, device));
   return std::unique_ptr<CheckpointSource>(new CheckpointSource(std::move(impl)));
 }
 
@@ -249,9 +276,7 @@ void CheckpointSource::Expect(std::span<const int> layers) {
 
 absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
   FOREBAY_ASSIGN_OR_RETURN(const int buffer, impl_->window->Acquire(layer));
-  const int64_t bytes = impl_->inventory.layers()[layer].num_elems * SizeOf(impl_->dtype);
-  return WeightsLease(this, layer,
-                      {impl_->dtype, impl_->backing[buffer].memory.bytes().first(bytes)});
+  return WeightsLease(this, layer, {impl_->dtype, impl_->VectorIn(buffer, layer)});
 }
 
 void CheckpointSource::Release(int layer, Event* done) {

@@ -90,6 +90,8 @@ class CheckpointReader {
   // The same of elements that somebody else has read, as they are stored.
   absl::Status Convert(const Tensor& tensor, std::span<const std::byte> stored, DType dtype,
                        std::span<std::byte> out) const;
+  // CorruptError when the tensor's file was changed since Open.
+  absl::Status CheckUnchanged(const Tensor& tensor) const;
   // Where a tensor lies in its file.
   struct Place {
     int64_t begin_bytes = 0;

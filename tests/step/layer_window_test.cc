@@ -2,7 +2,9 @@
 // checkpoints have the rest.
 #include "forebay/step/layer_window.h"
 
+#include <atomic>
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,6 +28,12 @@ class NotingFiller : public LayerFiller {
   void StartRead(int buffer, int layer, bool urgent) override {
     Note(fmt::format("start {} in {}{}", layer, buffer, urgent ? ", urgent" : ""));
   }
+  absl::StatusOr<bool> AwaitPart(int /*buffer*/, int layer) override {
+    if (layer != parted_layer || num_parts == 0) return false;
+    if (--num_parts > 0) return true;
+    if (layer == broken_layer) return StorageError("no such part");
+    return false;
+  }
   absl::Status FinishRead(int /*buffer*/, int layer, bool is_used) override {
     const ActivityScope scope(Activity::kReadWeights);
     if (is_used && layer == slow_layer) std::this_thread::sleep_for(std::chrono::milliseconds(60));
@@ -47,6 +55,8 @@ class NotingFiller : public LayerFiller {
   int broken_layer = -1;
   int due_layer = -1;
   int slow_layer = -1;
+  int parted_layer = -1;
+  std::atomic<int64_t> num_parts = 0;  // of that layer
 
  private:
   void Note(std::string note) {
@@ -99,6 +109,29 @@ TEST_F(LayerWindowTest, StartsTheReadsOfAllFreeBuffersBeforeItWaitsForOne) {
   EXPECT_EQ(*buffer, 1);
   EXPECT_THAT(filler_.notes().back(), "finish 3");
   for (const int layer : {0, 2, 3}) window_->Release(layer);
+}
+
+TEST_F(LayerWindowTest, StartsToReadIntoABufferThatBecomesFreeWhileItWaits) {
+  Create(2);
+  filler_.parted_layer = 1;
+  filler_.num_parts = std::numeric_limits<int64_t>::max();
+  Expect({0, 1, 2});
+  ASSERT_EQ(Use({0}), absl::OkStatus());
+  while (filler_.notes().size() < 5) std::this_thread::yield();
+  filler_.num_parts = 1;
+  ASSERT_EQ(Use({1, 2}), absl::OkStatus());
+  EXPECT_THAT(filler_.notes(), ElementsAre("start 0 in 0, urgent", "start 1 in 1", "finish 0",
+                                           "end 0", "start 2 in 0", "finish 1", "finish 2"));
+}
+
+TEST_F(LayerWindowTest, AnErrorOfAPartStaysToo) {
+  Create(2);
+  filler_.parted_layer = filler_.broken_layer = 1;
+  filler_.num_parts = 3;
+  Expect({0, 1, 2});
+  const absl::Status status = Use({0, 1});
+  EXPECT_THAT(MessageOf(status), HasSubstr("no such part"));
+  EXPECT_EQ(window_->Acquire(2).status(), status);
 }
 
 TEST_F(LayerWindowTest, ADueUpdateComesBetweenTheReadAndTheLease) {

@@ -59,6 +59,32 @@ TEST_P(ExtendFamilies, LogitsOfPromptAndEveryTokenEqualTheFullPass) {
   EXPECT_LE(runner.source().most_leases_held(), 2);
 }
 
+TEST_P(ExtendFamilies, WhereTheWeightsLieChangesNoBit) {
+  for (const auto precision : {cpu::Precision::kFp32, cpu::Precision::kBf16}) {
+    const DType dtype = cpu::WeightDType(precision);
+    const TinyModel model = MakeTinyModel(GetParam(), dtype);
+    DecoderOptions options = ExtendOptions();
+    options.precision = precision;
+    Runner runner(model, options, dtype);
+    std::vector<int32_t> tokens = MakeBatch(model, {{9}}, 9).tokens;
+    std::vector<std::vector<float>> logits;
+    const std::vector<int64_t> shifts = {0, SizeOf(dtype), 8, 504, 4092};
+    for (const int64_t shift : shifts) {
+      runner.source().ShiftTo(shift);
+      KvCache cache = *KvCache::Create(&runner.budget(), model.config, 10);
+      for (const size_t count : {8, 1}) {  // products of matrices, and of a vector
+        std::vector<float>& out = logits.emplace_back(model.config.vocab_size);
+        const std::span<const int32_t> next =
+            std::span(tokens).subspan(static_cast<size_t>(cache.length()), count);
+        ASSERT_TRUE(runner.decoder().Extend(runner.source(), next, cache, out).ok());
+      }
+      const size_t last = logits.size() - 1;
+      EXPECT_EQ(logits[last - 1], logits[0]) << "shifted by " << shift;
+      EXPECT_EQ(logits[last], logits[1]) << "shifted by " << shift;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, ExtendFamilies, ::testing::ValuesIn(TinyModelNames()),
                          [](const auto& test) { return test.param; });
 

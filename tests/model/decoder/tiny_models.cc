@@ -69,7 +69,8 @@ MemorySource::MemorySource(const Inventory& inventory, const reference::NamedTen
                            DType dtype)
     : dtype_(dtype) {
   for (const LayerSpec& layer : inventory.layers()) {
-    layers_.push_back(*HostBuffer::Create(&budget_, layer.name, layer.num_elems * SizeOf(dtype)));
+    layers_.push_back(*HostBuffer::Create(&budget_, layer.name,
+                                          layer.num_elems * SizeOf(dtype) + kBasePageBytes));
   }
   for (const TensorSpec& tensor : inventory.tensors()) {
     const std::vector<double>& values = weights.at(tensor.name);
@@ -98,7 +99,17 @@ absl::StatusOr<WeightsLease> MemorySource::Acquire(int layer) {
 }
 
 LayerWeights MemorySource::Layer(int layer) const {
-  return {dtype_, layers_[layer].bytes()};
+  const std::span<std::byte> memory = layers_[layer].bytes();
+  return {dtype_, memory.subspan(static_cast<size_t>(shift_bytes_),
+                                 memory.size() - static_cast<size_t>(kBasePageBytes))};
+}
+
+void MemorySource::ShiftTo(int64_t shift_bytes) {
+  for (const HostBuffer& layer : layers_) {
+    std::memmove(layer.data() + shift_bytes, layer.data() + shift_bytes_,
+                 static_cast<size_t>(layer.size_bytes() - kBasePageBytes));
+  }
+  shift_bytes_ = shift_bytes;
 }
 
 void MemorySource::Release(int, Event*) {

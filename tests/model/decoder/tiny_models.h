@@ -26,6 +26,8 @@ class MemorySource : public ParamSource {
   absl::StatusOr<WeightsLease> Acquire(int layer) override;
 
   LayerWeights Layer(int layer) const;
+  // From now on the vectors begin so many bytes behind a multiple of kBasePageBytes.
+  void ShiftTo(int64_t shift_bytes);
   // Acquire fails from now on, once `successes` more have been given.
   void FailAfter(int successes) { successes_left_ = successes; }
   int most_leases_held() const { return most_held_; }
@@ -40,7 +42,8 @@ class MemorySource : public ParamSource {
  private:
   DType dtype_;
   MemoryBudget budget_{0};
-  std::vector<HostBuffer> layers_;
+  std::vector<HostBuffer> layers_;  // with a page behind the vector
+  int64_t shift_bytes_ = 0;
   std::vector<int> expected_;
   size_t most_expected_ = 0;
   int held_ = 0;

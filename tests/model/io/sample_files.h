@@ -10,12 +10,14 @@
 #include <string_view>
 #include <vector>
 
+#include "forebay/aio/engine.h"
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/dtype.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
+#include "forebay/base/round_up.h"
 #include "forebay/base/tensor_spec.h"
 #include "gmock/gmock.h"
 
@@ -65,6 +67,20 @@ inline std::string MakeSafetensors(const std::vector<SampleTensor>& tensors) {
                            {"data_offsets", {begin, data.size()}}};
   }
   return RawSafetensors(header.dump(), data);
+}
+
+// The file with its header made longer, so that the tensors begin `residue` bytes behind a multiple
+// of kIoAlignBytes.
+inline std::string WithTensorsAt(std::string file, int64_t residue) {
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const auto begin = static_cast<int64_t>(sizeof(header_bytes) + header_bytes);
+  const int64_t blanks = RoundUp(begin, kIoAlignBytes) + residue - begin;
+  const auto added = static_cast<size_t>(blanks < 0 ? blanks + kIoAlignBytes : blanks);
+  file.insert(static_cast<size_t>(begin), added, ' ');
+  header_bytes += added;
+  std::memcpy(file.data(), &header_bytes, sizeof(header_bytes));
+  return file;
 }
 
 // One tensor per entry of the inventory, with values that are exact in bf16 and differ everywhere.
