@@ -30,8 +30,8 @@ constexpr double kFillSeconds = 1;  // the most for the first pass
 class Blocks {
  public:
   Blocks() {
-    void* const mapped = ::mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapped =
+        ::mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return;
     mapped_ = static_cast<std::byte*>(mapped);
     void* aligned = mapped;

@@ -115,8 +115,8 @@ TEST_F(DataProgramTest, AHangupIsIgnoredTogether) {
 }
 
 TEST_F(DataProgramTest, StopEndsTheProgramAtOnce) {
-  // The second one does not heed SIGTERM; what the third one starts outlives it, with its output (but
-  // not with this test's own, which would be waited for).
+  // The second one does not heed SIGTERM; what the third one starts outlives it, with its output.
+  // (Not with the output of this test, for which whoever runs it would wait.)
   for (const char* script :
        {"exec sleep 100", "trap '' TERM; exec sleep 100", "sleep 100 2>/dev/null & wait; :"}) {
     Install(script);

@@ -230,7 +230,7 @@ std::vector<OptionSpec> PlacementRows() {
            {"none", Recompute::kNone}},
           "what the backward pass computes again inside of layers, where the rest waits in RAM: "
           "all, attention with the projections before it, or none; auto: what makes the fastest "
-          "step where the machine's speeds are known, else all"),
+          "step where the machine's speeds are known, else all that memory has no room for"),
       Whole<int64_t>("offload", "recompute_layers", &O::recompute_layers, 0, 65536,
                      "the first so many layers, without embedding and head, compute again what "
                      "--recompute says, and the others none. 0: all"),

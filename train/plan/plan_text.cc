@@ -203,9 +203,9 @@ std::string BetterLines(const Plan& plan) {
 }
 
 Json ToJson(const PassForecast& pass) {
-  return {{"seconds", pass.Seconds()},   {"bound", NameOf(pass.bound())},
-          {"compute_s", pass.compute_s}, {"disk_s", pass.disk_s},
-          {"memory_s", pass.memory_s},   {"bus_s", pass.bus_s},
+  return {{"seconds", pass.Seconds()},        {"bound", NameOf(pass.bound())},
+          {"compute_s", pass.compute_s},      {"disk_s", pass.disk_s},
+          {"memory_s", pass.memory_s},        {"bus_s", pass.bus_s},
           {"not_hidden_s", pass.not_hidden_s}};
 }
 

@@ -20,6 +20,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from forebay_data import packed_file  # noqa: E402
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_session(tmp_path_factory):
+    """What the user has measured or packed before changes no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 ON_DEVICE = """#!/bin/sh
 case " $* " in
   *" --device="*) ;;
