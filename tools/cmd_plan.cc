@@ -105,7 +105,7 @@ class PlanCommand : public Command {
 
   // Of one rank, or of the one process.
   absl::StatusOr<Plan> PlanPart(TrainOptions options) {
-    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfigAt(options.model));
     FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, Limits(model, options));
     return MakePlan(model, options, limits);
   }
@@ -117,7 +117,7 @@ class PlanCommand : public Command {
   // Of the first rank. Keeps the text of the first one.
   absl::StatusOr<Plan> PlanFor(TrainOptions options) {
     FOREBAY_RETURN_IF_ERROR(TakePartOfRank(/*rank=*/0, num_ranks_, options));
-    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfig(options.model));
+    FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig model, ReadDecoderConfigAt(options.model));
     FOREBAY_ASSIGN_OR_RETURN(const MachineLimits limits, Limits(model, options));
     FOREBAY_ASSIGN_OR_RETURN(Plan plan, MakePlan(model, options, limits));
     if (plan_text_.empty()) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -48,6 +49,13 @@ def test_a_run_that_does_not_fit_is_told_what_would(forebay, task):
     done = forebay.run("plan", "--what_if=ram=256MiB", "--format=json", check=False, **settings)
     table, error = map(json.loads, done.stdout.splitlines())
     assert [row["fits"] for row in table["what_if"]] == [False, True] and error["error"]["exit_code"] == 4
+
+
+def test_a_config_alone_has_the_plan_of_its_model(forebay, task, tmp_path):
+    config = shutil.copy(os.path.join(task["model"], "config.json"), tmp_path / "any_name.json")
+    assert planned(forebay, task, model=config) == planned(forebay, task)
+    done = forebay.run("plan", tmp_path / "none.json", check=False)
+    assert done.returncode == 3 and "none.json' does not exist. Name a config.json, or the folder of a model" in done.stderr
 
 
 def test_the_usual_rows_need_no_value(forebay, task):
