@@ -247,8 +247,8 @@ struct DirectFile {
 };
 // Switches O_DIRECT on where the kernel offers it at our alignment; else says why not.
 std::string SwitchToDirect(int fd);
-// What addresses have to be multiples of in direct transfers of the file: what the kernel tells of
-// it (since Linux 6.1; often 4 or 512), else kIoAlignBytes.
+// Addresses have to be multiples of this in direct transfers of the file: the kernel says it (since
+// Linux 6.1; often 4 or 512), else it is kIoAlignBytes.
 int64_t DirectMemoryAlign(int fd);
 
 // Opens (or creates, 0600) a file for an engine with O_DIRECT, never through a symbolic link, and

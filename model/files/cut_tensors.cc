@@ -18,7 +18,7 @@ int64_t BlockDown(int64_t bytes) {
   return bytes / kIoAlignBytes * kIoAlignBytes;
 }
 
-// What is left of `value`, which may be negative, behind a multiple of `align`.
+// The rest of `value`, which may be negative, behind a multiple of `align`.
 int64_t Residue(int64_t value, int64_t align) {
   return (value % align + align) % align;
 }
@@ -45,7 +45,7 @@ int64_t WantedShift(const PlacedTensor& tensor, const CutOptions& options) {
                  options.memory_align_bytes);
 }
 
-// What most bytes want.
+// The shift that most bytes want.
 int64_t ChooseShift(std::span<const PlacedTensor> tensors, const CutOptions& options) {
   int64_t chosen = 0;
   int64_t most_bytes = 0;

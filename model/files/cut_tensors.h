@@ -1,5 +1,5 @@
-// Of which bytes of a checkpoint's files a layer is made, and how they come to their places: those
-// that can be read there, and those that cannot. Pure.
+// The bytes of a checkpoint's files that a layer is made of, and how they come to their places:
+// those that can be read there, and those that cannot. Pure.
 #pragma once
 
 #include <cstdint>

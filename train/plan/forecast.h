@@ -28,7 +28,7 @@ struct PassForecast {
   double disk_s = 0;
   double memory_s = 0;  // of RAM: updates, and what devices copy
   double bus_s = 0;     // between RAM and the GPU, in the direction that has more
-  // Of the shorter of compute_s and disk_s, what the longer does not hide.
+  // The part of the shorter of compute_s and disk_s that the longer does not hide.
   double not_hidden_s = 0;
 
   double Seconds() const;  // of the longest, with what is not hidden
