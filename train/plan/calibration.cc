@@ -22,9 +22,9 @@ constexpr char kUpdateBytes[] = "bytes_per_s";
 constexpr char kReadBytes[] = "read_bytes_per_s";
 constexpr char kWriteBytes[] = "write_bytes_per_s";
 
-// The number of FlopsOf, by which a block's time becomes a speed: one more when it counts
-// otherwise, so that no speed is kept that was counted by another.
-constexpr int kFlopsFormula = 2;
+// The number of the way in which speeds are measured, and of FlopsOf, by which a block's time
+// becomes one: one more when any of it changes, so that no speed is kept that was taken otherwise.
+constexpr int kMeasurement = 3;
 
 // The lines of /proc/cpuinfo that say which CPU it is.
 std::string CpuName() {
@@ -43,11 +43,8 @@ int UpdateThreads(const TrainOptions& options, const MachineLimits& limits) {
 }
 
 Json KeyOf(std::string_view what, int num_threads) {
-  return {{"what", what},
-          {"version", FOREBAY_VERSION},
-          {"cpu", CpuName()},
-          {"cores", NumUsableCores()},
-          {"threads", num_threads}};
+  return {{"what", what},     {"version", FOREBAY_VERSION}, {"measurement", kMeasurement},
+          {"cpu", CpuName()}, {"cores", NumUsableCores()},  {"threads", num_threads}};
 }
 
 Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
@@ -55,7 +52,6 @@ Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
   Json key = KeyOf("block", ComputeThreads(options, limits));
   const auto [rows, seq] = TokensToMeasure(options);
   key["library"] = cpu::Context(1, options.precision).kernel_identity();
-  key["formula"] = kFlopsFormula;
   key["tokens"] = {rows, seq};
   key["model"] = {model.architecture, model.hidden_size, model.intermediate_size, model.num_heads,
                   model.num_kv_heads, model.head_dim,    model.qkv_bias,          model.out_bias,
@@ -75,9 +71,13 @@ Json KeyOfUpdate(const TrainOptions& options, const MachineLimits& limits) {
 
 absl::StatusOr<Json> KeyOfDisk(const TrainOptions& options, const std::string& folder) {
   FOREBAY_ASSIGN_OR_RETURN(const DeviceKey device, AskDeviceKey(folder));
-  return Json{{"what", "disk"},          {"version", FOREBAY_VERSION},
-              {"device", device.device}, {"file_system", device.file_system},
-              {"kernel", device.kernel}, {"engine", NameOf(options.engine)}};
+  return Json{{"what", "disk"},
+              {"version", FOREBAY_VERSION},
+              {"device", device.device},
+              {"file_system", device.file_system},
+              {"kernel", device.kernel},
+              {"engine", NameOf(options.engine)},
+              {"measurement", kMeasurement}};
 }
 
 std::string OriginText(double age_s) {

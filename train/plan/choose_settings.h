@@ -1,7 +1,7 @@
 // The settings of a plan that make the fastest step by its forecast, where the machine's speeds are
 // known: what blocks compute again, the number of layers whose gradients are applied at once, and
 // settings that one could do better with. Where they are not known: what blocks compute again, by
-// the memory that is left. No bit of a run depends on these but the last. Pure.
+// the memory that is left. What is chosen changes no bit of a run. Pure.
 #pragma once
 
 #include <functional>

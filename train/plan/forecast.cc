@@ -87,7 +87,8 @@ class Forecaster {
     AddUpdates(beside ? 0 : 1 - in_backward, forecast.forward);
     AddUpdates(beside ? 0 : in_backward, forecast.backward);
     if (!gpu_.computes) {
-      for (PassForecast* pass : {&forecast.forward, &forecast.backward}) AddWorkBesideOnCpu(*pass);
+      for (PassForecast* pass : {&forecast.forward, &forecast.backward, &updates_beside})
+        AddWorkBesideOnCpu(*pass);
     }
     PassForecast all = forecast.forward;
     all += forecast.backward;

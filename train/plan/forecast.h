@@ -3,8 +3,8 @@
 // Model: each pass is as long as what is slowest in it, as all else goes on beside it; the passes
 // follow one another, and what is updated beside the whole step has both. On a CPU, updates and
 // checksums take their time from the computation, and a part of the shorter of computation and disk
-// is not hidden behind the longer: the first layers are waited for, and cores are where another
-// thread needs them. Not counted: flushes of a commit, and exports. Pure.
+// is not hidden behind the longer: the first layers are waited for, and threads wait for cores that
+// others have. Not counted: flushes of a commit, and exports. Pure.
 #pragma once
 
 #include <cstdint>
