@@ -10,6 +10,7 @@ set(MODEL_cpu_SOURCES
   cpu/linear.cc
   cpu/loss.cc
   cpu/matmul_bf16.cc
+  cpu/native_products.cc
   cpu/norm.cc
   cpu/norm_kernels.cc
   cpu/one_thread_openmp.cc

@@ -8,6 +8,17 @@
 
 namespace forebay {
 
+namespace {
+
+// A linear layer of a block, with the gradient of its output and room for its own.
+cpu::LinearGradient GradientOf(const LinearTensors& linear, const LayerWeights& weights,
+                               const float* dy, std::span<float> gradient) {
+  return {linear.View(weights), dy, ElementOf(gradient, linear.weight),
+          ElementOf(gradient, linear.bias)};
+}
+
+}  // namespace
+
 // A block computes where it saves, for as long as this lives.
 class Decoder::InSaved {
  public:
@@ -54,13 +65,6 @@ void Decoder::Impl::NormalizeBackward(const NormTensors& norm, const LayerWeight
   }
 }
 
-void Decoder::Impl::LinearWeightBackward(const LinearTensors& linear, const LayerWeights& weights,
-                                         const float* x, const float* dy, int64_t tokens,
-                                         std::span<float> gradient) {
-  cpu::LinearBackwardWeight(context, linear.View(weights), x, dy, tokens,
-                            ElementOf(gradient, linear.weight), ElementOf(gradient, linear.bias));
-}
-
 BlockInput Decoder::Impl::InputOf(const MicroBatch& batch) const {
   BlockInput input;
   input.tokens = static_cast<int64_t>(batch.tokens.size());
@@ -96,9 +100,10 @@ void Decoder::Impl::ProjectQkv(const BlockTensors& block, const LayerWeights& we
   float* const raw_key = config.qk_norm ? workspace.raw_key : key;
   Normalize(block.attention_norm, weights, x, tokens, config.hidden_size, workspace.normed,
             workspace.attention_statistics);
-  cpu::LinearForward(context, block.query.View(weights), workspace.normed, tokens, raw_query);
-  cpu::LinearForward(context, block.key.View(weights), workspace.normed, tokens, raw_key);
-  cpu::LinearForward(context, block.value.View(weights), workspace.normed, tokens, value);
+  const cpu::LinearOutput projections[] = {{block.query.View(weights), raw_query},
+                                           {block.key.View(weights), raw_key},
+                                           {block.value.View(weights), value}};
+  cpu::LinearForward(context, projections, workspace.normed, tokens);
   if (config.qk_norm) {
     Normalize(block.query_norm, weights, raw_query, tokens * config.num_heads, config.head_dim,
               query, workspace.query_statistics);
@@ -113,10 +118,12 @@ void Decoder::Impl::ProjectQkv(const BlockTensors& block, const LayerWeights& we
 
 void Decoder::Impl::ProjectMlp(const BlockTensors& block, const LayerWeights& weights,
                                int64_t tokens) {
-  cpu::LinearForward(context, block.up.View(weights), workspace.normed, tokens, workspace.up);
+  cpu::LinearOutput projections[2] = {{block.up.View(weights), workspace.up}, {}};
+  size_t count = 1;
   if (config.mlp == MlpKind::kSwiGlu) {
-    cpu::LinearForward(context, block.gate.View(weights), workspace.normed, tokens, workspace.gate);
+    projections[count++] = {block.gate.View(weights), workspace.gate};
   }
+  cpu::LinearForward(context, {projections, count}, workspace.normed, tokens);
 }
 
 void Decoder::Impl::ActivateMlp(int64_t tokens) {
@@ -180,23 +187,22 @@ void Decoder::Impl::BackwardMlp(const BlockTensors& block, const LayerWeights& w
                                 int64_t tokens, float* dx, std::span<float> gradient) {
   const int64_t count = tokens * config.intermediate_size;
   const bool gated = config.mlp == MlpKind::kSwiGlu;
-  LinearWeightBackward(block.down, weights, workspace.activated, dx, tokens, gradient);
-  cpu::LinearBackwardInput(context, block.down.View(weights), dx, tokens, workspace.d_activated,
-                           /*accumulate=*/false);
+  const cpu::LinearGradient down = GradientOf(block.down, weights, dx, gradient);
+  cpu::LinearBackward(context, {&down, 1}, workspace.activated, tokens, workspace.d_activated);
   if (gated) {
     cpu::SwiGluBackward(context, workspace.gate, workspace.up, workspace.d_activated, count,
                         workspace.d_gate, workspace.d_up);
   } else {
     cpu::GeluTanhBackward(context, workspace.up, workspace.d_activated, count, workspace.d_up);
   }
-  LinearWeightBackward(block.up, weights, workspace.normed, workspace.d_up, tokens, gradient);
-  cpu::LinearBackwardInput(context, block.up.View(weights), workspace.d_up, tokens,
-                           workspace.d_mlp_normed, /*accumulate=*/false);
+  cpu::LinearGradient projections[2] = {GradientOf(block.up, weights, workspace.d_up, gradient),
+                                        {}};
+  size_t num_projections = 1;
   if (gated) {
-    LinearWeightBackward(block.gate, weights, workspace.normed, workspace.d_gate, tokens, gradient);
-    cpu::LinearBackwardInput(context, block.gate.View(weights), workspace.d_gate, tokens,
-                             workspace.d_mlp_normed, /*accumulate=*/true);
+    projections[num_projections++] = GradientOf(block.gate, weights, workspace.d_gate, gradient);
   }
+  cpu::LinearBackward(context, {projections, num_projections}, workspace.normed, tokens,
+                      workspace.d_mlp_normed);
   NormalizeBackward(block.mlp_norm, weights, workspace.residual, workspace.mlp_statistics,
                     workspace.d_mlp_normed, tokens, config.hidden_size, dx, /*accumulate=*/true,
                     gradient);
@@ -226,10 +232,8 @@ void Decoder::Impl::BackwardAttention(int block, const LayerWeights& weights,
   const BlockTensors& block_tensors = tensors.blocks[block];
   const BlockInput input = InputOf(batch);
   const int64_t tokens = input.tokens;
-  LinearWeightBackward(block_tensors.attention_out, weights, workspace.attended, dx, tokens,
-                       gradient);
-  cpu::LinearBackwardInput(context, block_tensors.attention_out.View(weights), dx, tokens,
-                           workspace.d_attended, /*accumulate=*/false);
+  const cpu::LinearGradient out = GradientOf(block_tensors.attention_out, weights, dx, gradient);
+  cpu::LinearBackward(context, {&out, 1}, workspace.attended, tokens, workspace.d_attended);
   cpu::AttentionBackward(context, AttentionOf(block, batch), workspace.query, workspace.key,
                          workspace.value, workspace.attended, workspace.log_sum_exp,
                          workspace.d_attended, workspace.d_query, workspace.d_key,
@@ -242,14 +246,11 @@ void Decoder::Impl::BackwardAttention(int block, const LayerWeights& weights,
             workspace.attention_statistics);
   float* const d_query = config.qk_norm ? workspace.d_raw_query : workspace.d_query;
   float* const d_key = config.qk_norm ? workspace.d_raw_key : workspace.d_key;
-  const auto project = [&](const LinearTensors& linear, const float* dy, bool accumulate) {
-    LinearWeightBackward(linear, weights, workspace.normed, dy, tokens, gradient);
-    cpu::LinearBackwardInput(context, linear.View(weights), dy, tokens,
-                             workspace.d_attention_normed, accumulate);
-  };
-  project(block_tensors.query, d_query, /*accumulate=*/false);
-  project(block_tensors.key, d_key, /*accumulate=*/true);
-  project(block_tensors.value, workspace.d_value, /*accumulate=*/true);
+  const cpu::LinearGradient projections[] = {
+      GradientOf(block_tensors.query, weights, d_query, gradient),
+      GradientOf(block_tensors.key, weights, d_key, gradient),
+      GradientOf(block_tensors.value, weights, workspace.d_value, gradient)};
+  cpu::LinearBackward(context, projections, workspace.normed, tokens, workspace.d_attention_normed);
   NormalizeBackward(block_tensors.attention_norm, weights, x, workspace.attention_statistics,
                     workspace.d_attention_normed, tokens, config.hidden_size, dx,
                     /*accumulate=*/true, gradient);

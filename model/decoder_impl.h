@@ -46,10 +46,6 @@ struct Decoder::Impl {
   void NormalizeBackward(const NormTensors& norm, const LayerWeights& weights, const float* x,
                          const NormStatistics& statistics, const float* dy, int64_t rows,
                          int64_t width, float* dx, bool accumulate, std::span<float> gradient);
-  // Gradients of `linear` from its input and the gradient of its output.
-  void LinearWeightBackward(const LinearTensors& linear, const LayerWeights& weights,
-                            const float* x, const float* dy, int64_t tokens,
-                            std::span<float> gradient);
 
   BlockInput InputOf(const MicroBatch& batch) const;
   cpu::AttentionShape AttentionOf(int block, const MicroBatch& batch) const;

@@ -10,6 +10,7 @@
 #include "forebay/model/cpu/context_impl.h"
 #include "forebay/model/cpu/gemm.h"
 #include "forebay/model/cpu/loss.h"
+#include "forebay/model/cpu/native_products.h"
 #include "forebay/model/cpu/partial_sums.h"
 
 namespace forebay::cpu {
@@ -88,6 +89,7 @@ int64_t ScratchBytes(int num_threads, Precision precision, int64_t max_tokens, i
     add(activation * operand_bytes);
     add(std::max(max_tokens * width, chunks.max_tokens * hidden) * operand_bytes);
   }
+  if (is_native) add(kMaxSlicedElems * kFloat);
   if (is_native) per_thread += kOneDnnBytesPerThread;  // the scratchpads that primitives ask for
   if (rounds_to_fp16) per_thread += ScratchAllocationBytes(kWeightPanelElems * kFloat);
   for (const int64_t elems : {kWeightPanelElems, kScoreElems, kScoreElems}) {

@@ -6,21 +6,12 @@
 #include <cstring>
 
 #include "forebay/base/check.h"
+#include "forebay/model/cpu/equal_blocks.h"
 #include "forebay/model/cpu/kernels.h"
+#include "forebay/model/cpu/native_products.h"
 
 namespace forebay::cpu {
 namespace {
-
-int64_t DivideRoundingUp(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-// `size` in the fewest equal blocks of at most `largest`, each a multiple of `unit` (but for the
-// last).
-int64_t EqualBlocks(int64_t size, int64_t largest, int64_t unit) {
-  const int64_t count = DivideRoundingUp(size, largest);
-  return DivideRoundingUp(DivideRoundingUp(size, count), unit) * unit;
-}
 
 BlockPlan MakePlan(int64_t m, int64_t n, int64_t largest_m, int64_t largest_n) {
   BlockPlan plan;
@@ -52,40 +43,6 @@ struct WeightProduct {
   int64_t ldc;
   bool accumulate;
 };
-
-// Rows of A that one native task multiplies. Tasks cut M alone: then every operand is dense, which
-// oneDNN's fast implementations want, and the weights are used as stored.
-int64_t NativeBlockRows(int64_t m) {
-  return m >= 2048 ? 256 : m >= 512 ? 128 : 64;
-}
-
-// a: [m, k] bf16, dense.
-void NativeProduct(Context::Impl& impl, const WeightProduct& p, const Bf16* a, const void* b) {
-  const int64_t block = std::min(NativeBlockRows(p.m), p.m);
-  MatmulShape shape{.m = block,
-                    .n = p.n,
-                    .k = p.k,
-                    .lda = p.k,
-                    .ldc = p.ldc,
-                    .b_row_stride = p.b.transposed ? 1 : p.b.row_stride,
-                    .b_column_stride = p.b.transposed ? p.b.row_stride : 1,
-                    .accumulate = p.accumulate};
-  MatmulCache::Primitive& whole = impl.matmuls.Get(shape);
-  const int64_t tail = p.m % block;
-  shape.m = tail;
-  MatmulCache::Primitive& last = tail == 0 ? whole : impl.matmuls.Get(shape);
-  impl.Parallel(DivideRoundingUp(p.m, block), [&](int64_t task, int thread) {
-    const int64_t begin = task * block;
-    const int64_t rows = std::min(block, p.m - begin);
-    float* c = p.c + begin * p.ldc;
-    MatmulCache::Run(rows == block ? whole : last, thread, impl.thread_scratch(thread),
-                     a + begin * p.k, b, c);
-    if (p.bias == nullptr) return;
-    for (int64_t row = 0; row < rows; ++row) {
-      kernels::AddWeights(p.bias, p.b.dtype, p.n, c + row * p.ldc);
-    }
-  });
-}
 
 // a [rows, columns] in bf16, rounded to nearest even.
 Bf16* Narrow(Context::Impl& impl, Slot slot, const float* a, int64_t rows, int64_t columns,
@@ -174,10 +131,11 @@ void Fp32Block(const WeightProduct& p, const Block& block, Scratch& scratch, boo
 struct OuterProduct {
   int64_t m, n, k;
   const float* a;  // [k, m]
+  int64_t lda;
   const float* b;  // [k, n]
+  int64_t ldb;
   float* c;
   int64_t ldc;
-  bool rounds_a_to_fp16;
 };
 
 // The block's columns of A are copied first: as they are stored, their rows can be a multiple of 4
@@ -190,13 +148,8 @@ void OuterBlock(const OuterProduct& p, const Block& block, Scratch& scratch) {
   for (int64_t first = 0; first < p.k; first += chunk) {
     const int64_t depth = std::min(chunk, p.k - first);
     for (int64_t row = 0; row < depth; ++row) {
-      const float* const from = p.a + (first + row) * p.m + block.m_begin;
-      float* const to = panel + row * stride;
-      if (p.rounds_a_to_fp16) {
-        kernels::RoundToFp16(from, block.m_size, to);
-      } else {
-        std::memcpy(to, from, static_cast<size_t>(block.m_size) * sizeof(float));
-      }
+      std::memcpy(panel + row * stride, p.a + (first + row) * p.lda + block.m_begin,
+                  static_cast<size_t>(block.m_size) * sizeof(float));
     }
     SingleThreadGemm({.m = block.m_size,
                       .n = block.n_size,
@@ -204,14 +157,12 @@ void OuterBlock(const OuterProduct& p, const Block& block, Scratch& scratch) {
                       .transpose_a = true,
                       .accumulate = true,
                       .lda = stride,
-                      .ldb = p.n,
+                      .ldb = p.ldb,
                       .ldc = p.ldc},
-                     1.0f, panel, p.b + first * p.n + block.n_begin,
+                     1.0f, panel, p.b + first * p.ldb + block.n_begin,
                      p.c + block.m_begin * p.ldc + block.n_begin);
   }
 }
-
-constexpr int64_t kEnoughTasks = 12;
 
 // As PlanBlocks, for OuterBlock: its copy of A pays the more columns share it.
 BlockPlan PlanOuterBlocks(int64_t m, int64_t n) {
@@ -257,42 +208,59 @@ void Gemm(Context& context, const GemmShape& shape, const float* a, const float*
   });
 }
 
-void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                const WeightOperand& b, const void* bias, float* c, int64_t ldc, bool accumulate) {
-  if (m == 0) return;
-  WeightProduct product{m, n, k, a, lda, b, bias, c, ldc, accumulate};
-  if (impl.native_bf16 && b.dtype == DType::kBF16) {
-    const OneThreadOpenMp confined;  // primitives are made for one thread
-    NativeProduct(impl, product, Narrow(impl, Slot::kOperand, a, m, k, lda), b.data);
-    return;
+Operand MakeOperand(Context::Impl& impl, Slot slot, const float* a, int64_t rows, int64_t columns,
+                    int64_t row_stride) {
+  if (impl.native_bf16) {
+    return {a, row_stride, Narrow(impl, slot, a, rows, columns, row_stride)};
   }
   if (impl.rounds_to_fp16) {
-    product.a = RoundedToFp16(impl, Slot::kOperand, a, m, k, lda);
-    product.lda = k;
+    return {RoundedToFp16(impl, slot, a, rows, columns, row_stride), columns, nullptr};
   }
+  return {a, row_stride, nullptr};
+}
+
+void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const Operand& a,
+                const WeightOperand& b, const void* bias, float* c, int64_t ldc, bool accumulate) {
+  if (m == 0) return;
+  if (a.narrow != nullptr && b.dtype == DType::kBF16) {
+    MultiplyNative(impl, {.m = m,
+                          .n = n,
+                          .k = k,
+                          .a = a.narrow,
+                          .b = static_cast<const Bf16*>(b.data),
+                          .b_row_stride = b.transposed ? 1 : b.row_stride,
+                          .b_column_stride = b.transposed ? b.row_stride : 1,
+                          .bias = static_cast<const Bf16*>(bias),
+                          .c = c,
+                          .ldc = ldc,
+                          .accumulate = accumulate});
+    return;
+  }
+  const WeightProduct product{m, n, k, a.wide, a.row_stride, b, bias, c, ldc, accumulate};
   const BlockPlan plan = PlanBlocks(m, n);
   impl.Parallel(plan.num_tasks(), [&](int64_t task, int thread) {
     Fp32Block(product, BlockOf(plan, m, n, task), impl.thread_scratch(thread), impl.rounds_to_fp16);
   });
 }
 
-void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, const float* b,
-               float* c, int64_t ldc) {
+void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const Operand& a,
+               const Operand& b, float* c, int64_t ldc) {
   if (k == 0) return;
-  if (impl.native_bf16) {
-    const OneThreadOpenMp confined;
-    Bf16* a_rows = impl.shared.Get<Bf16>(Slot::kOperand, m * k);
-    // a^T, so that the source is row-major.
-    impl.ParallelBlocks(m, 64, [&](int64_t begin, int64_t end) {
-      kernels::NarrowTransposed(a + begin, k, end - begin, m, a_rows + begin * k);
-    });
-    const Bf16* narrow_b = Narrow(impl, Slot::kOtherOperand, b, k, n, n);
-    const WeightProduct product{m, n, k, nullptr, 0, {.row_stride = n}, nullptr, c, ldc, true};
-    NativeProduct(impl, product, a_rows, narrow_b);
+  if (a.narrow != nullptr) {
+    MultiplyNative(impl, {.m = m,
+                          .n = n,
+                          .k = k,
+                          .a = a.narrow,
+                          .a_transposed = true,
+                          .b = b.narrow,
+                          .b_row_stride = n,
+                          .b_column_stride = 1,
+                          .c = c,
+                          .ldc = ldc,
+                          .accumulate = true});
     return;
   }
-  OuterProduct product{m, n, k, a, b, c, ldc, impl.rounds_to_fp16};
-  if (impl.rounds_to_fp16) product.b = RoundedToFp16(impl, Slot::kOtherOperand, b, k, n, n);
+  const OuterProduct product{m, n, k, a.wide, a.row_stride, b.wide, b.row_stride, c, ldc};
   const BlockPlan plan = PlanOuterBlocks(m, n);
   impl.Parallel(plan.num_tasks(), [&](int64_t task, int thread) {
     OuterBlock(product, BlockOf(plan, m, n, task), impl.thread_scratch(thread));

@@ -1,5 +1,5 @@
-// The two ways to a matrix product: fp32 blocks by dnnl_sgemm (for fp16 with operands and results
-// rounded to it), and whole operands in bf16 where the CPU multiplies them.
+// Matrix products: fp32 blocks by dnnl_sgemm (for fp16 with operands and results rounded to it), or
+// in bf16 where the CPU multiplies that (native_products.h).
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,24 @@ struct WeightOperand {
   int64_t row_stride = 0;
   bool transposed = false;
 };
-// c [m, n] (row stride ldc) (+)= a [m, k] (row stride lda) * b + bias. bias: [n] in the weights'
-// dtype or nullptr. With Precision::kFp16 what is computed is rounded to fp16 with its bias, then
-// written or added.
-void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+// Activations as products read them: in bf16 where the CPU multiplies that, else in fp32 (with
+// Precision::kFp16 rounded to it).
+struct Operand {
+  const float* wide = nullptr;   // not read where `narrow` is and weights are bf16
+  int64_t row_stride = 0;        // of `wide`
+  const Bf16* narrow = nullptr;  // dense
+};
+// Of a [rows, columns]: `a` itself, or a copy in `slot`, which lasts until that is used again.
+Operand MakeOperand(Context::Impl& impl, Slot slot, const float* a, int64_t rows, int64_t columns,
+                    int64_t row_stride);
+
+// c [m, n] (row stride ldc) (+)= a [m, k] * b + bias. bias: [n] in the weights' dtype or nullptr.
+// With Precision::kFp16 what is computed is rounded to fp16 with its bias, then written or added.
+void WeightGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const Operand& a,
                 const WeightOperand& b, const void* bias, float* c, int64_t ldc, bool accumulate);
-// c [m, n] (row stride ldc) += a^T b, with a [k, m] and b [k, n] activations, dense. With
-// Precision::kFp16 they are rounded to fp16; the result is not.
-void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const float* a, const float* b,
-               float* c, int64_t ldc);
+// c [m, n] (row stride ldc) += a^T b, with a [k, m] and b [k, n].
+void OuterGemm(Context::Impl& impl, int64_t m, int64_t n, int64_t k, const Operand& a,
+               const Operand& b, float* c, int64_t ldc);
 
 inline const void* ElementAt(const void* data, DType dtype, int64_t index) {
   return static_cast<const std::byte*>(data) + index * SizeOf(dtype);

@@ -21,8 +21,8 @@ struct Fp16Bits {
 void Widen(const void* in, DType dtype, int64_t count, float* out);
 // Rounds to nearest, ties to even; NaN stays NaN.
 void NarrowToBf16(const float* in, int64_t count, Bf16* out);
-// in: [rows, columns], row stride `stride`; out: [columns, rows], dense.
-void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out);
+// The same of in[i] * factor.
+void NarrowScaledToBf16(const float* in, float factor, int64_t count, Bf16* out);
 // y += x
 void Add(const float* x, int64_t count, float* y);
 // To the nearest values of fp16, ties to even; what is too large becomes infinite. `out` may be

@@ -61,43 +61,89 @@ void AddColumnSums(Context::Impl& impl, const float* dy, int64_t rows, int64_t o
   });
 }
 
+WeightOperand Weights(const Linear& linear, bool transposed) {
+  return {.dtype = linear.dtype,
+          .data = linear.weight,
+          .row_stride = StoredRowStride(linear),
+          .transposed = transposed};
+}
+
+void InputGradient(Context::Impl& impl, const Linear& linear, const Operand& dy, int64_t tokens,
+                   float* dx, bool accumulate) {
+  WeightGemm(impl, tokens, linear.in, linear.out, dy, Weights(linear, linear.in_out), nullptr, dx,
+             linear.in, accumulate);
+}
+
+void AddWeightGradient(Context::Impl& impl, const LinearGradient& gradient, const Operand& x,
+                       const Operand& dy, int64_t tokens) {
+  const Linear& linear = gradient.linear;
+  const int64_t row_stride = StoredRowStride(linear);
+  if (linear.in_out) {
+    OuterGemm(impl, linear.in, linear.out, tokens, x, dy, gradient.dweight, row_stride);
+  } else {
+    OuterGemm(impl, linear.out, linear.in, tokens, dy, x, gradient.dweight, row_stride);
+  }
+  if (gradient.dbias != nullptr) {
+    AddColumnSums(impl, gradient.dy, tokens, linear.out, gradient.dbias);
+  }
+}
+
 }  // namespace
+
+void LinearForward(Context& context, std::span<const LinearOutput> outputs, const float* x,
+                   int64_t tokens, bool accumulate) {
+  if (tokens == 0) return;
+  Context::Impl& impl = context.impl();
+  if (tokens <= kDirectRows) {
+    for (const LinearOutput& output : outputs) {
+      DirectForward(impl, output.linear, x, tokens, output.y, accumulate);
+    }
+    return;
+  }
+  const int64_t in = outputs.front().linear.in;
+  const Operand operand = MakeOperand(impl, Slot::kOperand, x, tokens, in, in);
+  for (const auto& [linear, y] : outputs) {
+    FOREBAY_CHECK(linear.in == in);
+    WeightGemm(impl, tokens, linear.out, in, operand, Weights(linear, !linear.in_out), linear.bias,
+               y, linear.out, accumulate);
+  }
+}
 
 void LinearForward(Context& context, const Linear& linear, const float* x, int64_t tokens, float* y,
                    bool accumulate) {
+  const LinearOutput output{linear, y};
+  LinearForward(context, {&output, 1}, x, tokens, accumulate);
+}
+
+void LinearBackward(Context& context, std::span<const LinearGradient> gradients, const float* x,
+                    int64_t tokens, float* dx) {
   if (tokens == 0) return;
-  if (tokens <= kDirectRows) {
-    DirectForward(context.impl(), linear, x, tokens, y, accumulate);
-    return;
+  Context::Impl& impl = context.impl();
+  const int64_t in = gradients.front().linear.in;
+  const Operand input = MakeOperand(impl, Slot::kOtherOperand, x, tokens, in, in);
+  for (const LinearGradient& gradient : gradients) {
+    const Linear& linear = gradient.linear;
+    FOREBAY_CHECK(linear.in == in);
+    const Operand dy =
+        MakeOperand(impl, Slot::kOperand, gradient.dy, tokens, linear.out, linear.out);
+    AddWeightGradient(impl, gradient, input, dy, tokens);
+    InputGradient(impl, linear, dy, tokens, dx, &gradient != &gradients.front());
   }
-  WeightGemm(context.impl(), tokens, linear.out, linear.in, x, linear.in,
-             {.dtype = linear.dtype,
-              .data = linear.weight,
-              .row_stride = StoredRowStride(linear),
-              .transposed = !linear.in_out},
-             linear.bias, y, linear.out, accumulate);
 }
 
 void LinearBackwardInput(Context& context, const Linear& linear, const float* dy, int64_t tokens,
                          float* dx, bool accumulate) {
-  WeightGemm(context.impl(), tokens, linear.in, linear.out, dy, linear.out,
-             {.dtype = linear.dtype,
-              .data = linear.weight,
-              .row_stride = StoredRowStride(linear),
-              .transposed = linear.in_out},
-             nullptr, dx, linear.in, accumulate);
+  Context::Impl& impl = context.impl();
+  InputGradient(impl, linear, MakeOperand(impl, Slot::kOperand, dy, tokens, linear.out, linear.out),
+                tokens, dx, accumulate);
 }
 
 void LinearBackwardWeight(Context& context, const Linear& linear, const float* x, const float* dy,
                           int64_t tokens, float* dweight, float* dbias) {
   Context::Impl& impl = context.impl();
-  const int64_t row_stride = StoredRowStride(linear);
-  if (linear.in_out) {
-    OuterGemm(impl, linear.in, linear.out, tokens, x, dy, dweight, row_stride);
-  } else {
-    OuterGemm(impl, linear.out, linear.in, tokens, dy, x, dweight, row_stride);
-  }
-  if (dbias != nullptr) AddColumnSums(impl, dy, tokens, linear.out, dbias);
+  AddWeightGradient(impl, {linear, dy, dweight, dbias},
+                    MakeOperand(impl, Slot::kOtherOperand, x, tokens, linear.in, linear.in),
+                    MakeOperand(impl, Slot::kOperand, dy, tokens, linear.out, linear.out), tokens);
 }
 
 void Logits(Context& context, const Linear& head, const float* x, int64_t rows, float* logits) {

@@ -49,6 +49,9 @@ class ChunkedLoss {
     logits_ = impl_.shared.Get<float>(Slot::kLogits, chunks.max_tokens * vocab_chunk_);
     if (gradients.dx != nullptr) {
       dinput_ = impl_.shared.Get<float>(Slot::kLossGradient, chunks.max_tokens * head.in);
+      if (impl_.native_bf16 && head.dtype == DType::kBF16) {
+        narrow_ = impl_.shared.Get<Bf16>(Slot::kOperand, chunks.max_tokens * vocab_chunk_);
+      }
     }
   }
 
@@ -67,18 +70,26 @@ class ChunkedLoss {
                     static_cast<size_t>(head_.in) * sizeof(float));
       }
     });
-    const bool whole = vocab_chunk_ == head_.out;
+    operand_ = MakeOperand(impl_, Slot::kOtherOperand, input_, num_rows_, head_.in, head_.in);
+    // A vocabulary in one piece: rows become gradients while they are in the cache.
+    const bool at_once = gradients_.dx != nullptr && vocab_chunk_ == head_.out;
     for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
       MakeLogits(first);
-      Measure(first, whole && gradients_.dx != nullptr);
+      impl_.pool.ParallelFor(num_rows_, [&](int64_t row) {
+        Measure(row, first, /*keep_exp=*/at_once);
+        if (at_once) MakeGradient(row, first, /*is_exp=*/true);
+      });
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
       sum += static_cast<double>(rows_[row].LogSumExp() - rows_[row].target_logit);
     }
     if (gradients_.dx != nullptr) {
       for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
-        if (!whole) MakeLogits(first);
-        LogitGradients(first, whole);
+        if (!at_once) {
+          MakeLogits(first);
+          impl_.pool.ParallelFor(num_rows_,
+                                 [&](int64_t row) { MakeGradient(row, first, /*is_exp=*/false); });
+        }
         AddGradients(first);
       }
       Scatter();
@@ -98,43 +109,48 @@ class ChunkedLoss {
 
   void MakeLogits(int64_t first) {
     const int64_t width = Width(first);
-    WeightGemm(impl_, num_rows_, width, head_.in, input_, head_.in, Weights(first, true), nullptr,
-               logits_, width, false);
+    WeightGemm(impl_, num_rows_, width, head_.in, operand_, Weights(first, true), nullptr, logits_,
+               width, false);
   }
   // `keep_exp`: logits become exp(logit - max), for a gradient that follows at once.
-  void Measure(int64_t first, bool keep_exp) {
+  void Measure(int64_t index, int64_t first, bool keep_exp) {
     const int64_t width = Width(first);
-    impl_.pool.ParallelFor(num_rows_, [&](int64_t index) {
-      RowState& row = rows_[index];
-      float* logits = logits_ + index * width;
-      if (row.target >= first && row.target < first + width) {
-        row.target_logit = logits[row.target - first];
-      }
-      const float max = kernels::Max(logits, width);
-      row.Absorb(max, keep_exp ? kernels::ExpInPlace(max, width, logits)
-                               : kernels::SumExp(logits, max, width));
-    });
+    RowState& row = rows_[index];
+    float* const logits = logits_ + index * width;
+    if (row.target >= first && row.target < first + width) {
+      row.target_logit = logits[row.target - first];
+    }
+    const float max = kernels::Max(logits, width);
+    row.Absorb(max, keep_exp ? kernels::ExpInPlace(max, width, logits)
+                             : kernels::SumExp(logits, max, width));
   }
-  // logits become (softmax - onehot) * scale.
-  void LogitGradients(int64_t first, bool are_exp) {
+  // (softmax - onehot) * scale: in bf16 in narrow_, where products are; else logits become it.
+  void MakeGradient(int64_t index, int64_t first, bool is_exp) {
     const int64_t width = Width(first);
+    const RowState& row = rows_[index];
     const float scale = static_cast<float>(gradients_.scale);
-    impl_.pool.ParallelFor(num_rows_, [&](int64_t index) {
-      const RowState& row = rows_[index];
-      float* logits = logits_ + index * width;
-      if (are_exp) {
-        kernels::Scale(scale / row.sum, width, logits);
-      } else {
-        kernels::ScaledExpInPlace(row.LogSumExp(), scale, width, logits);
-      }
-      if (row.target >= first && row.target < first + width) logits[row.target - first] -= scale;
-    });
+    const float factor = is_exp ? scale / row.sum : scale;
+    float* const logits = logits_ + index * width;
+    if (!is_exp) kernels::ExpInPlace(row.LogSumExp(), width, logits);
+    const int64_t target = row.target - first;
+    const bool has_target = target >= 0 && target < width;
+    if (narrow_ != nullptr) {
+      Bf16* const out = narrow_ + index * width;
+      kernels::NarrowScaledToBf16(logits, factor, width, out);
+      if (has_target) out[target] = FloatToBf16(logits[target] * factor - scale);
+    } else {
+      kernels::Scale(factor, width, logits);
+      if (has_target) logits[target] -= scale;
+    }
   }
   void AddGradients(int64_t first) {
     const int64_t width = Width(first);
-    WeightGemm(impl_, num_rows_, head_.in, width, logits_, width, Weights(first, false), nullptr,
-               dinput_, head_.in, first > 0);
-    OuterGemm(impl_, width, head_.in, num_rows_, logits_, input_,
+    const Operand dlogits =
+        narrow_ != nullptr ? Operand{.narrow = narrow_}
+                           : MakeOperand(impl_, Slot::kOperand, logits_, num_rows_, width, width);
+    WeightGemm(impl_, num_rows_, head_.in, width, dlogits, Weights(first, false), nullptr, dinput_,
+               head_.in, first > 0);
+    OuterGemm(impl_, width, head_.in, num_rows_, dlogits, operand_,
               gradients_.dweight + first * RowStride(), RowStride());
   }
   void Scatter() {
@@ -154,8 +170,10 @@ class ChunkedLoss {
   int64_t num_rows_ = 0;
   RowState* rows_ = nullptr;
   float* input_ = nullptr;
+  Operand operand_;  // of it
   float* dinput_ = nullptr;
   float* logits_ = nullptr;
+  Bf16* narrow_ = nullptr;  // their gradients; nullptr: logits_ takes them
 };
 
 }  // namespace

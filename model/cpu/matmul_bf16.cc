@@ -39,7 +39,8 @@ namespace {
 dnnl::matmul::primitive_desc Describe(const MatmulShape& shape, const dnnl::engine& engine) {
   using dnnl::memory;
   const auto input = shape.input == DType::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
-  const memory::desc a({shape.m, shape.k}, input, memory::dims{shape.lda, 1});
+  const memory::desc a({shape.m, shape.k}, input,
+                       memory::dims{shape.a_row_stride, shape.a_column_stride});
   const memory::desc b({shape.k, shape.n}, input,
                        memory::dims{shape.b_row_stride, shape.b_column_stride});
   const memory::desc c({shape.m, shape.n}, memory::data_type::f32, memory::dims{shape.ldc, 1});

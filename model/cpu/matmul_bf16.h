@@ -14,11 +14,12 @@ namespace forebay::cpu {
 // The CPU (and oneDNN's limit on it, ONEDNN_MAX_CPU_ISA) has bf16 products.
 bool CpuHasNativeBf16();
 
-// c [m, n] (+)= a [m, k] * b [k, n]; a is row-major with row stride `lda`.
+// c [m, n] (+)= a [m, k] * b [k, n]. Of the two strides of a and of b one is 1.
 struct MatmulShape {
   int64_t m = 0, n = 0, k = 0;
-  int64_t lda = 0, ldc = 0;
-  int64_t b_row_stride = 0, b_column_stride = 0;  // one of them is 1
+  int64_t a_row_stride = 0, a_column_stride = 0;
+  int64_t b_row_stride = 0, b_column_stride = 0;
+  int64_t ldc = 0;
   bool accumulate = false;
   DType input = DType::kBF16;  // of a and b; kF32 runs the same code on any CPU, for tests
 

@@ -68,6 +68,13 @@ using forebay::Linear;
 // x: [tokens, in] (row stride in), y: [tokens, out], overwritten, or added to.
 void LinearForward(Context& context, const Linear& linear, const float* x, int64_t tokens, float* y,
                    bool accumulate = false);
+// Several layers of the same x, which is converted once for all.
+struct LinearOutput {
+  Linear linear;
+  float* y;
+};
+void LinearForward(Context& context, std::span<const LinearOutput> outputs, const float* x,
+                   int64_t tokens, bool accumulate = false);
 // dx: [tokens, in] (+)= dy W.
 void LinearBackwardInput(Context& context, const Linear& linear, const float* dy, int64_t tokens,
                          float* dx, bool accumulate);
@@ -75,6 +82,15 @@ void LinearBackwardInput(Context& context, const Linear& linear, const float* dy
 // (nullptr: none).
 void LinearBackwardWeight(Context& context, const Linear& linear, const float* x, const float* dy,
                           int64_t tokens, float* dweight, float* dbias);
+// Both of them, of several layers of the same x; dx is overwritten with the sum over the layers.
+struct LinearGradient {
+  Linear linear;
+  const float* dy;
+  float* dweight;
+  float* dbias;
+};
+void LinearBackward(Context& context, std::span<const LinearGradient> gradients, const float* x,
+                    int64_t tokens, float* dx);
 
 // y = x / sqrt(mean(x^2) + eps) * weight over rows of `width` elements. `inverse_rms`: [rows],
 // written.

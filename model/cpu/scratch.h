@@ -24,6 +24,7 @@ enum class Slot : uint8_t {
   kPartialSums,   // sums over blocks of rows
   kOperand,       // activations of a product, in bf16 or rounded to fp16
   kOtherOperand,  // and its other activation operand
+  kSlices,        // what slices of a product's k come to
   kLossRows,      // indices and statistics of trained rows
   kLossInput,     // trained rows of x
   kLossGradient,  // and their gradient

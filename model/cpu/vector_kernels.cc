@@ -50,32 +50,24 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundedUpperHalf(D /* d */, hn::Vec<
   return hn::IfThenElse(is_nan, quiet, rounded);
 }
 
-void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
-  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
-    const hn::RebindToSigned<decltype(d)> di;
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    // Lanes are below 65536, so the saturation of this narrowing never acts.
-    const auto halves = hn::BitCast(di, RoundedUpperHalf(d, hn::LoadU(d, in + i)));
-    hn::StoreU(hn::DemoteTo(d16, halves), d16, out + i);
-  });
+template <class D>
+HWY_INLINE void StoreNarrow(D d, hn::Vec<D> value, Bf16* out) {
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<uint16_t, D> d16;
+  // Lanes are below 65536, so the saturation of this narrowing never acts.
+  const auto halves = hn::BitCast(di, RoundedUpperHalf(d, value));
+  hn::StoreU(hn::DemoteTo(d16, halves), d16, out);
 }
 
-void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out) {
-  // Squares that fit the first-level cache: narrowed along rows, then written along columns.
-  constexpr int64_t kSide = 32;
-  Bf16 square[kSide][kSide];
-  for (int64_t row = 0; row < rows; row += kSide) {
-    const int64_t height = HWY_MIN(kSide, rows - row);
-    for (int64_t column = 0; column < columns; column += kSide) {
-      const int64_t width = HWY_MIN(kSide, columns - column);
-      for (int64_t r = 0; r < height; ++r) {
-        NarrowToBf16(in + (row + r) * stride + column, width, square[r]);
-      }
-      for (int64_t c = 0; c < width; ++c) {
-        for (int64_t r = 0; r < height; ++r) out[(column + c) * rows + row + r] = square[r][c];
-      }
-    }
-  }
+void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
+  ForEach(count,
+          [&](auto d, int64_t i) HWY_ATTR { StoreNarrow(d, hn::LoadU(d, in + i), out + i); });
+}
+
+void NarrowScaledToBf16(const float* in, float factor, int64_t count, Bf16* out) {
+  ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
+    StoreNarrow(d, hn::Mul(hn::LoadU(d, in + i), hn::Set(d, factor)), out + i);
+  });
 }
 
 void Add(const float* x, int64_t count, float* y) {
@@ -130,7 +122,7 @@ HWY_EXPORT(Widen);
 HWY_EXPORT(RoundToFp16);
 HWY_EXPORT(AddRoundedToFp16);
 HWY_EXPORT(NarrowToBf16);
-HWY_EXPORT(NarrowTransposed);
+HWY_EXPORT(NarrowScaledToBf16);
 HWY_EXPORT(Add);
 HWY_EXPORT(AddWeights);
 HWY_EXPORT(Scale);
@@ -149,8 +141,8 @@ void AddRoundedToFp16(const float* x, int64_t count, float* y) {
 void NarrowToBf16(const float* in, int64_t count, Bf16* out) {
   HWY_DYNAMIC_DISPATCH(NarrowToBf16)(in, count, out);
 }
-void NarrowTransposed(const float* in, int64_t rows, int64_t columns, int64_t stride, Bf16* out) {
-  HWY_DYNAMIC_DISPATCH(NarrowTransposed)(in, rows, columns, stride, out);
+void NarrowScaledToBf16(const float* in, float factor, int64_t count, Bf16* out) {
+  HWY_DYNAMIC_DISPATCH(NarrowScaledToBf16)(in, factor, count, out);
 }
 void Add(const float* x, int64_t count, float* y) {
   HWY_DYNAMIC_DISPATCH(Add)(x, count, y);

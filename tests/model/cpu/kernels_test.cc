@@ -59,17 +59,16 @@ TEST(RoundToFp16, EqualsTheScalarConversions) {
   EXPECT_EQ(std::memcmp(in.data(), out.data(), in.size() * sizeof(float)), 0);
 }
 
-TEST(NarrowTransposed, WritesTheTransposeOfAStridedBlock) {
-  const int64_t rows = 70, columns = 45, stride = 61;
-  const Floats in = RandomFloats(rows * stride, 1);
-  std::vector<Bf16> out(static_cast<size_t>(rows * columns));
-  kernels::NarrowTransposed(in.data(), rows, columns, stride, out.data());
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < columns; ++column) {
-      ASSERT_EQ(out[static_cast<size_t>(column * rows + row)],
-                FloatToBf16(in[static_cast<size_t>(row * stride + column)]));
-    }
-  }
+TEST(NarrowScaledToBf16, EqualsScalingThenNarrowing) {
+  const float factor = 0.37f;
+  Floats in = RandomFloats(77, 1);
+  in[3] = NAN;
+  const int64_t count = std::ssize(in);
+  std::vector<Bf16> out(in.size()), expected(in.size());
+  kernels::NarrowScaledToBf16(in.data(), factor, count, out.data());
+  kernels::Scale(factor, count, in.data());
+  kernels::NarrowToBf16(in.data(), count, expected.data());
+  EXPECT_EQ(out, expected);
 }
 
 TEST(ExpInPlace, IsWithinTwoUlpsOverTheRangeOfFp32) {

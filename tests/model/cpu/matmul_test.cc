@@ -27,10 +27,11 @@ TEST_P(MatmulCacheTest, EqualsFloat64FromSeveralThreadsAtOnce) {
   MatmulCache::Primitive& primitive = cache.Get({.m = m,
                                                  .n = n,
                                                  .k = k,
-                                                 .lda = lda,
-                                                 .ldc = ldc,
+                                                 .a_row_stride = lda,
+                                                 .a_column_stride = 1,
                                                  .b_row_stride = transposed ? 1 : n,
                                                  .b_column_stride = transposed ? k : 1,
+                                                 .ldc = ldc,
                                                  .accumulate = accumulate,
                                                  .input = DType::kF32});
   pool.ParallelForWithThread(num_blocks, [&](int64_t block, int thread) {
@@ -57,10 +58,11 @@ TEST(MatmulCache, MakesEachShapeOnce) {
   const MatmulShape shape{.m = 8,
                           .n = 8,
                           .k = 8,
-                          .lda = 8,
-                          .ldc = 8,
+                          .a_row_stride = 8,
+                          .a_column_stride = 1,
                           .b_row_stride = 8,
                           .b_column_stride = 1,
+                          .ldc = 8,
                           .input = DType::kF32};
   MatmulShape other = shape;
   other.accumulate = true;
