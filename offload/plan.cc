@@ -65,6 +65,8 @@ SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& cha
               any ? RoundUp(inputs.activation_bytes, kIoAlignBytes) : inputs.activation_bytes};
 }
 
+constexpr const char* kStagingTerm = "optimizer staging";
+
 class Planner {
  public:
   Planner(const PlanInputs& inputs, const OffloadOptions& options, const MachineLimits& limits,
@@ -104,6 +106,7 @@ class Planner {
     plan.gradient_area_bytes =
         OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
+    if (!options_.buffers.has_value()) TakeSpareForStaging(buffers, plan);
     AddTransfers(plan);
     plan.rated_tbw = options_.rated_tbw;
     return plan;
@@ -308,19 +311,44 @@ class Planner {
     return may && inputs_.device_state_bytes > 0;
   }
 
+  // A trainer's passes leave the disk idle in backward, and wait for it in forward where state is
+  // read. More tiles of that state at a time are read before forward begins, and written behind it:
+  // as many as fit into memory that nothing else takes, which there is where tiers are given.
+  void TakeSpareForStaging(StepBuffers buffers, OffloadPlan& plan) const {
+    constexpr int kMost = 64;
+    const std::vector<Tier>& state = plan.placement.state;
+    const auto num_on_disk = static_cast<int>(std::ranges::count(state, Tier::kNvme));
+    if (inputs_.pass != PassKind::kChain || num_on_disk == 0) return;
+    const int64_t before = StagingBytes(buffers, plan.placement);
+    const int64_t most = before + plan.ram_budget_bytes - plan.host_bytes;
+    const int enough = std::min(num_on_disk, kMost);
+    int64_t bytes = before;
+    while (buffers.num_staging_tiles < enough) {
+      ++buffers.num_staging_tiles;
+      const int64_t with_one_more = StagingBytes(buffers, plan.placement);
+      if (with_one_more > most) break;
+      bytes = with_one_more;
+      plan.num_staging_tiles = buffers.num_staging_tiles;
+    }
+    std::ranges::find(plan.terms, kStagingTerm, &PlanTerm::name)->host_bytes = bytes;
+    plan.host_bytes += bytes - before;
+  }
+  int64_t StagingBytes(const StepBuffers& buffers, const Placement& placement) const {
+    return OffloadedOptimizer::StagingBytes(Optimizer(buffers), placement, tiles_);
+  }
+
   // All that a run needs whatever is placed where.
   // At most; with a placement exactly what it takes.
   std::vector<PlanTerm> FixedTerms(const StepBuffers& buffers,
                                    const Placement* placement = nullptr) const {
-    const int64_t staging_bytes =
-        placement == nullptr
-            ? OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_)
-            : OffloadedOptimizer::StagingBytes(Optimizer(buffers), *placement, tiles_);
+    const int64_t staging_bytes = placement == nullptr
+                                      ? OffloadedOptimizer::StagingBytes(Optimizer(buffers), tiles_)
+                                      : StagingBytes(buffers, *placement);
     std::vector<PlanTerm> terms = {
         {"program", inputs_.program_bytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {"optimizer staging", staging_bytes, 0, "--tile_elems"},
+        {kStagingTerm, staging_bytes, 0, "--tile_elems"},
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());

@@ -64,6 +64,7 @@ class BackgroundUpdates : public GradientSink {
   // Waits for the update that is being made, and forgets the others.
   void Drop();
 
+  std::span<const int> tiles() const { return tiles_; }
   // That Buffer and AwaitTile took.
   double wait_s() const {
     const std::lock_guard lock(mutex_);

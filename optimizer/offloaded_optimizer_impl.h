@@ -123,6 +123,7 @@ struct OffloadedOptimizer::Impl {
     return options.arithmetic != nullptr ? *options.arithmetic : rule;
   }
   bool AnyIsDue() const;
+  bool OnlyIsDue(int layer) const;
   absl::Status Failure() const {
     std::lock_guard lock(mutex);
     return failure;

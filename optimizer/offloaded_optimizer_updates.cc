@@ -33,6 +33,14 @@ bool OffloadedOptimizer::Impl::AnyIsDue() const {
   });
 }
 
+bool OffloadedOptimizer::Impl::OnlyIsDue(int layer) const {
+  for (size_t other = 0; other < due.size(); ++other) {
+    if (static_cast<int>(other) != layer && due[other].load(std::memory_order_relaxed))
+      return false;
+  }
+  return true;
+}
+
 bool OffloadedOptimizer::AnyUpdateIsDue() const {
   return impl_->AnyIsDue() || impl_->delayed_is_pending;
 }
@@ -71,6 +79,12 @@ absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> wei
     impl.stats.updated_elems += impl.tiles.layer_elems(layer);
   }
   impl.staged->EndLayer(layer);
+  // While the loss is computed nothing else reads. Where the step before was clipped this one may
+  // well be too.
+  const bool speculates_next = impl.speculation != nullptr && impl.speculation_is_complete;
+  if (speculates_next && impl.OnlyIsDue(layer)) {
+    impl.staged->ReadEarly(impl.speculation->tiles());
+  }
   impl.due[layer].store(false, std::memory_order_release);
   return absl::OkStatus();
 }

@@ -48,7 +48,7 @@ void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
   while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
     const int tile = order_[next_];
     const int before = SlotAt(num_started_).tile;
-    if (GradientIsRead(tile) || WeightsAreRead(tile)) return;
+    if (GradientIsRead(tile)) return;
     const bool must_wait = WritesArePending(tile) || (before >= 0 && WritesArePending(before));
     // A failed write-back is kept by TileWrites and found again by Await.
     if ((must_wait && !waits) || !StartNextReads().ok()) return;

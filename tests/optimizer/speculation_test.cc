@@ -125,6 +125,33 @@ TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
   Commit(1);
 }
 
+// The loss hides their reads: nothing else reads then.
+TEST_F(SpeculationTest, WhatIsSpeculativeIsReadOnceTheUpdatesBeforeAreApplied) {
+  Open({.gradients = Tiers::kMixed, .num_staging_tiles = 64});  // layers 2 and 0 are speculative
+  const auto norm = run_->SpeculativeUpdate(1, kNoLimit);
+  ASSERT_TRUE(norm.ok()) << norm.status();
+  int64_t to_read_bytes = 0;
+  for (const Tile& tile : run_->store().tiles().tiles()) {
+    const bool is_speculative = tile.layer % 2 == 0;
+    to_read_bytes += run_->store().tiles().WeightBytes(tile) +
+                     (is_speculative ? run_->store().tiles().StateBytes(tile) : 0);
+  }
+  const auto read_bytes = [&] { return run_->store().engine().stats().read_bytes; };
+  const int64_t before = read_bytes();
+  ASSERT_TRUE(run_->ApplyAndCommit(1).ok());
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (read_bytes() - before < to_read_bytes && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(read_bytes() - before, to_read_bytes);
+  EXPECT_EQ(*norm, expected_.Step(1));
+  ExpectStoreHolds(run_->store(), expected_);
+  const auto next = run_->SpeculativeUpdate(2, kNoLimit);
+  ASSERT_TRUE(next.ok()) << next.status();
+  expected_.Step(2);
+  Commit(2);
+}
+
 // Its state is read beside the speculative layers' updates, its gradient not before it is written.
 TEST_F(SpeculationTest, ASpilledGradientOfTheFirstLayerIsReadWhenItIsThere) {
   Open({.num_staging_tiles = 64, .first_is_lazy = true});
