@@ -364,6 +364,7 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
   most_norm_ = update_.most_unclipped_norm;
   is_settled_ = is_repeated_ = false;
   ForgetHanded();
+  if (optimizer_->modes().speculates() && hopes_) optimizer_->modes().ExpectSpeculation();
   state_ = State::kPass;
   return absl::OkStatus();
 }

@@ -267,6 +267,7 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
 }
 
 void OffloadedOptimizer::AbandonStep() {
+  impl_->expects_speculation.store(false, std::memory_order_relaxed);
   if (impl_->landing != nullptr) impl_->landing->Drop();
   impl_->on_its_way = {};
   impl_->gradients->Abandon();

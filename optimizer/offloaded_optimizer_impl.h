@@ -146,8 +146,9 @@ struct OffloadedOptimizer::Impl {
   std::unique_ptr<DeviceState> device_state;     // nullptr: no tile's state lives on a device
   std::unique_ptr<TileWrites> writes;
   std::unique_ptr<HeldGradients> gradients;
-  std::unique_ptr<GradientLanding> landing;  // nullptr: all gradients come in RAM
-  std::vector<std::atomic<bool>> due;        // by layer
+  std::unique_ptr<GradientLanding> landing;       // nullptr: all gradients come in RAM
+  std::vector<std::atomic<bool>> due;             // by layer
+  std::atomic<bool> expects_speculation = false;  // since ExpectSpeculation
   std::unique_ptr<StagedTiles> staged;
   std::vector<int> due_tiles;           // of the layers that are not speculative
   std::vector<int> speculative_layers;  // in the order of Hand

@@ -79,10 +79,8 @@ absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> wei
     impl.stats.updated_elems += impl.tiles.layer_elems(layer);
   }
   impl.staged->EndLayer(layer);
-  // While the loss is computed nothing else reads. Where the step before was clipped this one may
-  // well be too.
-  const bool speculates_next = impl.speculation != nullptr && impl.speculation_is_complete;
-  if (speculates_next && impl.OnlyIsDue(layer)) {
+  // While the loss is computed nothing else reads.
+  if (impl.expects_speculation.load(std::memory_order_relaxed) && impl.OnlyIsDue(layer)) {
     impl.staged->ReadEarly(impl.speculation->tiles());
   }
   impl.due[layer].store(false, std::memory_order_release);

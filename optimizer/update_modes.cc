@@ -18,6 +18,11 @@ bool UpdateModes::speculates() const {
   return impl_->speculation != nullptr;
 }
 
+void UpdateModes::ExpectSpeculation() {
+  FOREBAY_CHECK(speculates());
+  impl_->expects_speculation.store(true, std::memory_order_relaxed);
+}
+
 absl::Status UpdateModes::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {
   FOREBAY_RETURN_IF_ERROR(impl_->Failure());
   if (impl_->speculation == nullptr) {
@@ -34,6 +39,7 @@ absl::Status UpdateModes::BeginSpeculation(const UpdateScalars& scalars, double 
   impl_->tensors->TakeGroups();
   impl_->step = scalars;
   impl_->resident = ResidentWrites::kNow;
+  impl_->expects_speculation.store(false, std::memory_order_relaxed);
   impl_->speculates = true;
   impl_->num_speculated = 0;
   impl_->most_squares = most_norm * most_norm;

@@ -36,6 +36,9 @@ class UpdateModes {
   // After AbandonStep: reads the state of a layer that lives in RAM again, as what was applied to
   // it is undone in the store alone. StorageError, CorruptError.
   absl::Status RestoreState(int layer);
+  // BeginSpeculation is to follow once the updates that are due are applied: what it needs of
+  // the store is read as soon as they are. Until BeginSpeculation or AbandonStep.
+  void ExpectSpeculation();
   // Until FinishBackward, what Hand gets of speculative layers is applied with `scalars` while the
   // backward pass goes on, as long as the norm of what was handed over is at most `most_norm`. Then
   // either BeginUpdate follows with the same scalars and takes it over, or AbandonStep undoes it:

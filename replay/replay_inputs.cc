@@ -11,6 +11,8 @@ OffloadOptions ReplayOffload() {
   OffloadOptions offload;
   offload.ram_bytes = std::numeric_limits<int64_t>::max();
   offload.weights_tier = offload.state_tier = TierChoice::kNvme;
+  // A run's staging takes memory that is left. Nothing is here.
+  offload.buffers = StepBufferChoices(1).front();
   offload.gradients = GradientChoice::kHold;
   offload.gradients_tier = TierChoice::kHost;
   offload.durability = Durability::kStep;
