@@ -9,10 +9,13 @@ namespace forebay {
 namespace {
 
 // As measured (docs/performance.md, "Plans beside steps"): of the shorter of computation and disk,
-// what the longer does not hide on a CPU; and how often the bytes of transfers go through its
-// memory for their checksums and in the kernel.
+// what the longer does not hide on a CPU, with the least staging, and of that what it hides where
+// all state has room in staging; and how often the bytes of transfers go through its memory for
+// their checksums and in the kernel.
 constexpr double kNotHiddenOnCpu = 0.45;
+constexpr double kHiddenByStaging = 0.5;
 constexpr double kPassesOverTransfers = 3;
+constexpr int kLeastStagingTiles = 4;
 
 using Part = std::pair<Bound, double>;
 
@@ -86,9 +89,16 @@ class Forecaster {
     AddUpdates(beside ? 1 : 0, updates_beside);
     AddUpdates(beside ? 0 : 1 - in_backward, forecast.forward);
     AddUpdates(beside ? 0 : in_backward, forecast.backward);
+    const std::array<PassForecast*, 3> passes = {&forecast.forward, &forecast.backward,
+                                                 &updates_beside};
     if (!gpu_.computes) {
-      for (PassForecast* pass : {&forecast.forward, &forecast.backward, &updates_beside})
-        AddWorkBesideOnCpu(*pass);
+      for (PassForecast* pass : passes) AddWorkBesideOnCpu(*pass);
+    }
+    if (!beside && in_backward == 0) MoveStagedTransfers(forecast);
+    const double not_hidden = kNotHiddenOnCpu * (1 - kHiddenByStaging * StagedShare());
+    for (PassForecast* pass : passes) {
+      if (gpu_.computes) continue;
+      pass->not_hidden_s = not_hidden * std::min(pass->compute_s, pass->disk_s);
     }
     PassForecast all = forecast.forward;
     all += forecast.backward;
@@ -121,7 +131,34 @@ class Forecaster {
       pass.compute_s += pass.disk_s / plan_.io_s_per_step * kPassesOverTransfers * moved_bytes /
                         speeds_.memory_bytes_per_s;
     }
-    pass.not_hidden_s = kNotHiddenOnCpu * std::min(pass.compute_s, pass.disk_s);
+  }
+
+  // Of the state on NVMe, what staging has room for beyond the least, which only keeps the disk
+  // busy.
+  double StagedShare() const {
+    const auto on_disk = std::ranges::count(plan_.placement.state, Tier::kNvme);
+    if (on_disk <= kLeastStagingTiles) return 0;
+    const double share = static_cast<double>(plan_.num_staging_tiles - kLeastStagingTiles) /
+                         static_cast<double>(on_disk - kLeastStagingTiles);
+    return std::clamp(share, 0.0, 1.0);
+  }
+
+  // That is read before the forward pass begins, and written behind it, while the backward pass
+  // leaves the disk idle.
+  void MoveStagedTransfers(StepForecast& forecast) const {
+    int64_t state_bytes = 0;
+    for (const Tile& tile : plan_.tiles.streamed_tiles()) {
+      const auto i = static_cast<size_t>(&tile - plan_.tiles.streamed_tiles().data());
+      if (plan_.placement.state[i] == Tier::kNvme) state_bytes += plan_.tiles.StateBytes(tile);
+    }
+    const int64_t moved_bytes = plan_.read_bytes_per_step + plan_.write_bytes_per_step;
+    if (moved_bytes == 0) return;
+    const double both_ways_s = 2 * StagedShare() * static_cast<double>(state_bytes) *
+                               plan_.io_s_per_step / static_cast<double>(moved_bytes);
+    const double idle_s = forecast.backward.compute_s - forecast.backward.disk_s;
+    const double moved_s = std::clamp(both_ways_s, 0.0, std::max(0.0, idle_s));
+    forecast.forward.disk_s -= moved_s;
+    forecast.backward.disk_s += moved_s;
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that

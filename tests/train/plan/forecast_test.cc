@@ -164,11 +164,32 @@ TEST_F(ForecastTest, OnACpuUpdatesAndChecksumsTakeTimeFromTheComputation) {
   const double flops_s = FlopsOf(Llama13B(), 1024, 1024).forward / 1e12;
   const auto moved = static_cast<double>(plan.read_bytes_per_step + plan.write_bytes_per_step);
   const double checksums_s = 3 * moved / machine_.memory_bytes_per_s;
-  EXPECT_NEAR(step.forward.compute_s,
-              flops_s + step.forward.memory_s +
-                  checksums_s * step.forward.disk_s / (step.forward.disk_s + step.backward.disk_s),
-              1e-9 * step.forward.compute_s);
+  EXPECT_NEAR(
+      step.forward.compute_s,
+      flops_s + step.forward.memory_s + checksums_s * plan.forward_io_s / plan.io_s_per_step,
+      1e-9 * step.forward.compute_s);
   EXPECT_EQ(step.forward.bus_s, 0);
+}
+
+// Tiles of 13B are a small part of it, and the machine has memory for 64 of them or not.
+TEST_F(ForecastTest, DeepStagingMovesTheDisksTimeIntoTheBackwardPass) {
+  options_.device = ComputeDevice::kCpu;
+  options_.weights_tier = options_.state_tier = TierChoice::kNvme;
+  options_.gradients = GradientChoice::kHold;
+  options_.recompute = Recompute::kAll;
+  options_.batch = options_.accum = 1;
+  options_.ram_bytes = int64_t{48} << 30;
+  machine_.cpu_matmul_flops_per_s = 1e12;
+  const Plan deep = MustPlan();
+  ASSERT_EQ(deep.num_staging_tiles, 64);
+  const StepForecast& step = *deep.forecast;
+  const double tile_bytes = 10.0 * (1 << 20);
+  const double moved_s = 2 * 60 * tile_bytes * deep.io_s_per_step /
+                         static_cast<double>(deep.read_bytes_per_step + deep.write_bytes_per_step);
+  EXPECT_NEAR(deep.forward_io_s - step.forward.disk_s, moved_s, 0.1 * moved_s);
+  EXPECT_NEAR(step.backward.disk_s - deep.backward_io_s, moved_s, 0.1 * moved_s);
+  EXPECT_NEAR(step.forward.disk_s + step.backward.disk_s, deep.io_s_per_step,
+              1e-9 * deep.io_s_per_step);
 }
 
 TEST_F(ForecastTest, OnACpuTheLongerPartHidesTheShorterInPart) {
