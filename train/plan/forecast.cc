@@ -9,11 +9,11 @@ namespace forebay {
 namespace {
 
 // As measured (docs/performance.md, "Plans beside steps"): of the shorter of computation and disk,
-// what the longer does not hide on a CPU, with the least staging, and of that what it hides where
-// all state has room in staging; and how often the bytes of transfers go through its memory for
-// their checksums and in the kernel.
+// what the longer does not hide on a CPU; of that what it hides after all where nobody waits for
+// the state, as all of it has room in staging or is updated beside the backward pass; and how often
+// the bytes of transfers go through memory for their checksums and in the kernel.
 constexpr double kNotHiddenOnCpu = 0.45;
-constexpr double kHiddenByStaging = 0.5;
+constexpr double kHiddenAhead = 0.5;
 constexpr double kPassesOverTransfers = 3;
 constexpr int kLeastStagingTiles = 4;
 
@@ -95,7 +95,8 @@ class Forecaster {
       for (PassForecast* pass : passes) AddWorkBesideOnCpu(*pass);
     }
     if (!beside && in_backward == 0) MoveStagedTransfers(forecast);
-    const double not_hidden = kNotHiddenOnCpu * (1 - kHiddenByStaging * StagedShare());
+    const double not_hidden =
+        kNotHiddenOnCpu * (1 - kHiddenAhead * std::max(StagedShare(), in_backward));
     for (PassForecast* pass : passes) {
       if (gpu_.computes) continue;
       pass->not_hidden_s = not_hidden * std::min(pass->compute_s, pass->disk_s);
