@@ -20,6 +20,10 @@ namespace {
 // promises.
 constexpr int64_t kOneDnnBytesPerThread = int64_t{8} << 20;
 
+// With a number of its own for each way in which products were cut, as another adds in another
+// order.
+constexpr const char* kNativeProducts = "bf16-2";
+
 }  // namespace
 
 Context::Impl::Impl(int num_threads, Precision requested)
@@ -52,7 +56,7 @@ std::string Context::kernel_identity() const {
   if (isa.starts_with("cpu_isa_")) isa.erase(0, 8);
   const char* products = impl_->precision == Precision::kFp32 ? "fp32"
                          : impl_->rounds_to_fp16              ? "fp32-rounded-to-fp16"
-                         : impl_->native_bf16                 ? "bf16"
+                         : impl_->native_bf16                 ? kNativeProducts
                                                               : "fp32-widened";
   return fmt::format("onednn {}.{}.{} {} {}", version->major, version->minor, version->patch, isa,
                      products);

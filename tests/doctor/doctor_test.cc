@@ -18,7 +18,7 @@ constexpr char kPciDevice[] = "/sys/devices/pci0000:00/0000:01:00.0/";
 // The facts that no file tells, the same on every machine.
 void AddWhatIsTried(MachineFacts& facts) {
   facts.host.num_cores = 16;
-  facts.cpu.matrix_products = "onednn 2.6.3 avx512_core_bf16 bf16";
+  facts.cpu.matrix_products = "onednn 2.6.3 avx512_core_bf16 bf16-2";
   facts.cpu.multiplies_bf16 = true;
   facts.memory.lockable = {.none = true, .kib = std::nullopt};
   facts.gpu.cuda.is_built_in = true;

@@ -97,7 +97,7 @@ TEST(Context, NamesItsKernels) {
               testing::MatchesRegex("onednn [0-9]+\\.[0-9]+\\.[0-9]+ [a-z0-9_]+ fp32"));
   Context bf16(1, Precision::kBf16);
   EXPECT_THAT(bf16.kernel_identity(),
-              testing::EndsWith(bf16.native_bf16() ? " bf16" : " fp32-widened"));
+              testing::EndsWith(bf16.native_bf16() ? " bf16-2" : " fp32-widened"));
   Context fp16(1, Precision::kFp16);
   EXPECT_THAT(fp16.kernel_identity(), testing::EndsWith(" fp32-rounded-to-fp16"));
 }
