@@ -80,6 +80,8 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
     inputs.offload.gradients_tier = options_.gradients_tier;
     inputs.offload.durability = options_.durability;
     inputs.offload.activations_tier = options_.activations_tier;
+    // The trainer's staging has the memory that is left.
+    inputs.offload.buffers->num_staging_tiles = MakeTestPlan().num_staging_tiles;
     inputs.activation_bytes = ForwardBytes(config_, options_.batch * options_.accum * options_.seq);
     return MustPlan(inputs);
   }
