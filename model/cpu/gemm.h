@@ -41,7 +41,8 @@ struct Operand {
   int64_t row_stride = 0;        // of `wide`
   const Bf16* narrow = nullptr;  // dense
 };
-// Of a [rows, columns]: `a` itself, or a copy in `slot`, which lasts until that is used again.
+// Makes one of a [rows, columns]: `a` itself, or a copy in `slot`, which lasts until that is used
+// again.
 Operand MakeOperand(Context::Impl& impl, Slot slot, const float* a, int64_t rows, int64_t columns,
                     int64_t row_stride);
 

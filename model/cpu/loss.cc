@@ -129,19 +129,19 @@ class ChunkedLoss {
     const int64_t width = Width(first);
     const RowState& row = rows_[index];
     const float scale = static_cast<float>(gradients_.scale);
-    const float factor = is_exp ? scale / row.sum : scale;
     float* const logits = logits_ + index * width;
-    if (!is_exp) kernels::ExpInPlace(row.LogSumExp(), width, logits);
+    if (!is_exp) kernels::ScaledExpInPlace(row.LogSumExp(), scale, width, logits);
+    const float factor = is_exp ? scale / row.sum : 1;
     const int64_t target = row.target - first;
     const bool has_target = target >= 0 && target < width;
     if (narrow_ != nullptr) {
       Bf16* const out = narrow_ + index * width;
       kernels::NarrowScaledToBf16(logits, factor, width, out);
       if (has_target) out[target] = FloatToBf16(logits[target] * factor - scale);
-    } else {
-      kernels::Scale(factor, width, logits);
-      if (has_target) logits[target] -= scale;
+      return;
     }
+    if (is_exp) kernels::Scale(factor, width, logits);
+    if (has_target) logits[target] -= scale;
   }
   void AddGradients(int64_t first) {
     const int64_t width = Width(first);

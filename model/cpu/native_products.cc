@@ -11,9 +11,9 @@
 namespace forebay::cpu {
 namespace {
 
-// From here on oneDNN packs B in each task, which whole rows of C would repeat too often.
+// Each task packs its part of B. Where rows of C are this wide, tasks of whole rows pack too much.
 constexpr int64_t kWideRow = 2048;
-// Below, and for few rows, C has too few rows to cut it by rows alone.
+// With fewer rows, tasks of whole rows are too few.
 constexpr int64_t kManyRows = 512;
 // The shortest k that is worth slices, and their length.
 constexpr int64_t kLongK = 16384;
@@ -43,7 +43,7 @@ NativePlan FirstWithEnoughTasks(int64_t m, int64_t n, int64_t k, std::span<const
   return Cut(m, n, k, sizes.back(), k);
 }
 
-// What one thread multiplies: block (m, n) of C from slice k.
+// One task: block (m, n) of C from slice k.
 struct Part {
   int64_t m_begin, m_size, n_begin, n_size, k_begin, k_size;
 };
@@ -69,14 +69,17 @@ class NativeTasks {
               const PartTarget& target)
       : impl_(impl), product_(product), plan_(plan), target_(target) {
     // The cache belongs to this thread: all of it that tasks need is made before they start.
+    const MatmulShape usual = ShapeOf(PartOf(plan, product, 0));
+    MatmulCache::Primitive& of_usual = impl.matmuls.Get(usual);
     for (const bool m_is_last : {false, true}) {
       for (const bool n_is_last : {false, true}) {
         for (const bool k_is_last : {false, true}) {
           const int64_t task = (m_is_last ? plan.num_m - 1 : 0) +
                                plan.num_m * ((n_is_last ? plan.num_n - 1 : 0) +
                                              plan.num_n * (k_is_last ? plan.num_k - 1 : 0));
+          const MatmulShape shape = ShapeOf(PartOf(plan, product, task));
           primitives_[m_is_last][n_is_last][k_is_last] =
-              &impl.matmuls.Get(ShapeOf(PartOf(plan, product, task)));
+              shape == usual ? &of_usual : &impl.matmuls.Get(shape);
         }
       }
     }

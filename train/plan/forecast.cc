@@ -15,7 +15,7 @@ namespace {
 constexpr double kNotHiddenOnCpu = 0.45;
 constexpr double kHiddenAhead = 0.5;
 constexpr double kPassesOverTransfers = 3;
-constexpr int kLeastStagingTiles = 4;
+constexpr int kLeastStagingTiles = StepBuffers().num_staging_tiles;
 
 using Part = std::pair<Bound, double>;
 
@@ -134,8 +134,8 @@ class Forecaster {
     }
   }
 
-  // Of the state on NVMe, what staging has room for beyond the least, which only keeps the disk
-  // busy.
+  // The part of the state on NVMe that staging has room for, beyond the least, which only keeps the
+  // disk busy.
   double StagedShare() const {
     const auto on_disk = std::ranges::count(plan_.placement.state, Tier::kNvme);
     if (on_disk <= kLeastStagingTiles) return 0;
