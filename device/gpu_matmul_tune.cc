@@ -56,15 +56,19 @@ absl::StatusOr<double> GpuMatmul::SecondsOf(const MatmulProduct& product, Plan& 
       return Enqueue(product.shape, plan, operands, stream, native_stream);
     });
   };
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Event> begin, device_->CreateTimedEvent());
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Event> end, device_->CreateTimedEvent());
-  FOREBAY_RETURN_IF_ERROR(run());
-  std::array<double, kNumRuns> seconds = {};
-  for (double& of_run : seconds) {
-    FOREBAY_RETURN_IF_ERROR(stream.Record(*begin));
+  std::array<std::unique_ptr<Event>, kNumRuns + 1> between;
+  for (std::unique_ptr<Event>& event : between) {
+    FOREBAY_ASSIGN_OR_RETURN(event, device_->CreateTimedEvent());
+  }
+  // All are enqueued before any is waited for: the GPU goes from one to the next without the host,
+  // whose own delays would be measured with them.
+  for (const std::unique_ptr<Event>& event : between) {
     FOREBAY_RETURN_IF_ERROR(run());
-    FOREBAY_RETURN_IF_ERROR(stream.Record(*end));
-    FOREBAY_ASSIGN_OR_RETURN(of_run, end->SecondsSince(*begin));
+    FOREBAY_RETURN_IF_ERROR(stream.Record(*event));
+  }
+  std::array<double, kNumRuns> seconds = {};
+  for (int i = 0; i < kNumRuns; ++i) {
+    FOREBAY_ASSIGN_OR_RETURN(seconds[i], between[i + 1]->SecondsSince(*between[i]));
   }
   std::ranges::sort(seconds);
   return seconds[kNumRuns / 2];

@@ -16,16 +16,32 @@ extern "C" const char* __tsan_default_suppressions() {
 }
 #endif
 
+namespace {
+
+// A test finds nothing that another has kept for later runs, and leaves nothing to them; whatever
+// cache the one before it has named.
+class CacheOfEachTest : public testing::EmptyTestEventListener {
+ public:
+  CacheOfEachTest() { Name(); }
+  void OnTestStart(const testing::TestInfo& /*test*/) override { Name(); }
+  void OnTestEnd(const testing::TestInfo& /*test*/) override {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+ private:
+  void Name() const { ::setenv("XDG_CACHE_HOME", path_.c_str(), /*overwrite=*/1); }
+
+  const std::string path_ = testing::TempDir() + "forebay-test-cache-" + std::to_string(::getpid());
+};
+
+}  // namespace
+
 int main(int argc, char** argv) {
   // The child of a death test runs the program anew: a fork would copy locks that other threads
   // hold, and may then wait for ever.
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   testing::InitGoogleMock(&argc, argv);
-  // A test finds nothing that another program has kept for later ones, and leaves nothing to them.
-  const std::string cache = testing::TempDir() + "forebay-test-cache-" + std::to_string(::getpid());
-  ::setenv("XDG_CACHE_HOME", cache.c_str(), /*overwrite=*/1);
-  const int result = RUN_ALL_TESTS();
-  std::error_code ignored;
-  std::filesystem::remove_all(cache, ignored);
-  return result;
+  testing::UnitTest::GetInstance()->listeners().Append(new CacheOfEachTest);
+  return RUN_ALL_TESTS();
 }

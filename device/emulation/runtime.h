@@ -77,6 +77,7 @@ class GpuMemory {
 // A point in a stream's work. TSan knows its address.
 struct Point {
   cudaStream_t stream = nullptr;
+  int gpu = 0;
   uint64_t index = 0;  // of the operation that reaches it, from 1
   bool is_reached = false;
   double reached_at_s = 0;
@@ -120,7 +121,9 @@ class Streams {
   void RunOne(cudaStream_t stream);
 
   GpuMemory& memory_;
-  double program_s_ = 0;  // the last point that the program has waited for
+  // By GPU: the last point that the program has waited for there. Ranks that are threads have a GPU
+  // each, and are not late for one another.
+  std::map<int, double> program_s_;
   std::set<cudaStream_t> streams_;
   Random random_;
 };

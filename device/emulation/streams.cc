@@ -99,7 +99,7 @@ void Streams::CheckStream(cudaStream_t stream) const {
 void Streams::Enqueue(cudaStream_t stream, StreamOperation operation) {
   CheckStream(stream);
   operation.enqueued.reset(new char);
-  operation.enqueued_at_s = program_s_;
+  operation.enqueued_at_s = program_s_[stream->gpu];
   {
     const TsanAs as(Caller());
     Release(operation.enqueued.get());
@@ -113,6 +113,7 @@ std::shared_ptr<Point> Streams::Record(cudaStream_t stream) {
   CheckStream(stream);
   auto point = std::make_shared<Point>();
   point->stream = stream;
+  point->gpu = stream->gpu;
   point->index = stream->num_enqueued + 1;
   Enqueue(stream, {.run = {}, .waits_for = nullptr, .reaches = point});
   return point;
@@ -121,8 +122,10 @@ std::shared_ptr<Point> Streams::Record(cudaStream_t stream) {
 void Streams::Await(const std::shared_ptr<Point>& point) {
   if (point == nullptr) return;
   if (!point->is_reached) RunUntil(point->stream, point->index);
-  program_s_ = std::max(program_s_, point->reached_at_s);
-  TheGpu().counters.awaited_s = program_s_;
+  double& program_s = program_s_[point->gpu];
+  program_s = std::max(program_s, point->reached_at_s);
+  Counters& counters = TheGpu().counters;
+  counters.awaited_s = std::max(counters.awaited_s, program_s);
   const TsanAs as(Caller());
   Acquire(point.get());
 }

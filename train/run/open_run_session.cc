@@ -54,7 +54,8 @@ absl::StatusOr<std::unique_ptr<RunSession>> OpenRunSession(PreparedRun& run,
   if (!(algorithms == of_run)) {
     FOREBAY_RETURN_IF_ERROR(WriteAlgorithms(run.paths.algorithms, algorithms));
   }
-  Keep(kept_path, kept, algorithms);
+  // A resume of an older run does not change what new ones compute by.
+  if (of_run.chosen.empty()) Keep(kept_path, kept, algorithms);
   return session;
 }
 

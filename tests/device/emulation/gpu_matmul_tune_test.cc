@@ -1,6 +1,8 @@
 // The choice among algorithms that the emulated library has, which add in different orders.
 #include <cstring>
 #include <memory>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "forebay/base/counter_rng.h"
@@ -79,6 +81,29 @@ TEST_F(GpuMatmulTune, TheFirstGuessStaysWhereNoneIsFaster) {
   Tuned(*matmul, Product());
   const auto guesses = New();
   EXPECT_EQ(Multiplied(*matmul), Multiplied(*guesses));
+}
+
+// Ranks measure at the same time.
+TEST_F(GpuMatmulTune, TheFastestIsTakenWhateverIsMeasuredOnAnotherGpu) {
+  TheOptions().num_gpus = 2;
+  TheOptions().fastest_product = 0;
+  const auto measure = [this](int gpu) {
+    const std::unique_ptr<Device> device = *CreateCudaDevice(gpu);
+    const std::unique_ptr<Stream> stream = *device->CreateStream();
+    const DeviceBuffer memory = *device->Allocate(GpuMatmul::OperandBytes(Product()));
+    std::set<CublasLt::Algorithm> chosen;
+    for (int i = 0; i < 100; ++i) {
+      const auto matmul = *GpuMatmul::Create(device.get());
+      chosen.insert(*matmul->Tune(Product(), memory.As<std::byte>(), *stream));
+    }
+    return chosen;
+  };
+  std::set<CublasLt::Algorithm> of_other;
+  std::thread other([&] { of_other = measure(1); });
+  const std::set<CublasLt::Algorithm> of_this = measure(0);
+  other.join();
+  EXPECT_EQ(of_this.size(), 1u);
+  EXPECT_EQ(of_other, of_this);
 }
 
 TEST_F(GpuMatmulTune, AProductWithABiasAndOneThatIsAddedUpAreMeasuredToo) {

@@ -108,6 +108,14 @@ TEST_F(GpuAlgorithms, ANewRunHasTheBitsOfTheOneBeforeIt) {
   EXPECT_NE(Whole("newer", 0), expected);
 }
 
+TEST_F(GpuAlgorithms, AResumeOfAnotherRunDoesNotChangeThoseOfNewOnes) {
+  const TrainOptions older = Begun("older");
+  const ToyResult expected = Whole("first", 0);
+  NotesOfRest(older);
+  EXPECT_NE(*ResultOf(older.out), expected);
+  EXPECT_EQ(Whole("second", 1), expected);
+}
+
 TEST_F(GpuAlgorithms, WithoutItsRecordARunSaysThatBitsMayDiffer) {
   const ToyResult expected = Whole("whole", 1);
   TrainOptions options = Begun("lost");

@@ -1,6 +1,7 @@
 // Ranks that each compute on a GPU of its own, which is emulated.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -217,6 +218,8 @@ int64_t MicroBatchBytes(int64_t tokens) {
 
 class GpuRanksTraffic : public GpuRanks, public testing::WithParamInterface<int> {
  protected:
+  // Each run measures its products, as none can keep what it measured: all make the same calls.
+  GpuRanksTraffic() { ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1); }
   TrainOptions WithSteps(int64_t steps) const {
     TrainOptions options = Options(GetParam(), "steps" + std::to_string(steps) + "_");
     options.steps = steps;
