@@ -241,9 +241,13 @@ CheckpointSource::~CheckpointSource() = default;
 
 int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
   const Inventory inventory = BuildInventory(config);
-  // A model of one block is smaller than the window for larger ones.
   const Elsewhere none(inventory.layers().size());
-  return std::min(Residency::Least(config, inventory, dtype, /*converts=*/true, none).total_bytes,
+  const auto window_bytes = [&](bool converts) {
+    return Residency::Least(config, inventory, dtype, converts, none).total_bytes;
+  };
+  // A model of one block is smaller than the window for larger ones. Either staging may be the
+  // larger one, as each is of whole pieces.
+  return std::min(std::max(window_bytes(/*converts=*/true), window_bytes(/*converts=*/false)),
                   Residency::All(inventory, dtype, none).total_bytes);
 }
 

@@ -6,6 +6,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/memory/host_buffer.h"
 #include "forebay/model/cuda_decoder/cuda_decoder.h"
 #include "forebay/model/decoder_compute.h"
 #include "forebay/train/files/pack_cache.h"
@@ -56,9 +57,9 @@ absl::StatusOr<EvaluationResult> EvaluateOnCpu(const InferOptions& infer,
   session_options.infer = infer;
   session_options.max_tokens = options.rows_per_micro_batch * data.info().seq;
   const int64_t bytes_of_one = ForwardBytes(config, session_options.max_tokens);
-  session_options.other_bytes = bytes_of_one;
-  session_options.other_bytes_at_most =
-      ForwardBytes(config, MostMicroBatches(data, options) * session_options.max_tokens);
+  session_options.other_bytes = HostBuffer::ChargedBytes(bytes_of_one);
+  session_options.other_bytes_at_most = HostBuffer::ChargedBytes(
+      ForwardBytes(config, MostMicroBatches(data, options) * session_options.max_tokens));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
                            ModelSession::Open(session_options, limits, config));
   const int64_t batches_per_pass = session->other_bytes() / bytes_of_one;

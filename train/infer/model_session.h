@@ -20,8 +20,9 @@ absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes);
 
 struct ModelSessionOptions {
   InferOptions infer;
-  int64_t max_tokens = 1;   // DecoderOptions::max_tokens
-  int64_t other_bytes = 0;  // what the caller will charge to budget() at least
+  int64_t max_tokens = 1;  // DecoderOptions::max_tokens
+  // What the caller will charge to budget() at least. Both are of whole pages.
+  int64_t other_bytes = 0;
   int64_t other_bytes_at_most =
       0;  // and what it could put to use, when weights have to stream anyway
 };
