@@ -77,7 +77,7 @@ class GpuMemory {
 // A point in a stream's work. TSan knows its address.
 struct Point {
   cudaStream_t stream = nullptr;
-  int gpu = 0;
+  int gpu = 0;         // the stream's, which may be gone
   uint64_t index = 0;  // of the operation that reaches it, from 1
   bool is_reached = false;
   double reached_at_s = 0;

@@ -27,9 +27,9 @@ class CheckpointSource : public ParamSource {
       const std::string& model_directory, const DecoderConfig& config, DType dtype,
       int64_t max_bytes, MemoryBudget* budget, Device* device = nullptr,
       std::span<const int> elsewhere = {});
-  // The smallest `max_bytes`: two buffers for blocks, one for the larger of embedding and output
-  // layer (tied models have the embedding only, which stays), the final norm, and what is read
-  // ahead.
+  // The smallest `max_bytes` for files of any type: two buffers for blocks, one for the larger of
+  // embedding and output layer (tied models have the embedding only, which stays), the final norm,
+  // and what is read ahead.
   static int64_t LeastBytes(const DecoderConfig& config, DType dtype);
   ~CheckpointSource() override;
   void Expect(std::span<const int> layers) override;

@@ -6,6 +6,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/memory/address_space.h"
+#include "forebay/memory/page_tally.h"
 #include "forebay/train/plan/ask_machine.h"
 #include "forebay/train/plan/plan.h"
 

@@ -21,10 +21,10 @@ absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes);
 struct ModelSessionOptions {
   InferOptions infer;
   int64_t max_tokens = 1;  // DecoderOptions::max_tokens
-  // What the caller will charge to budget() at least. Both are of whole pages.
+  // What the caller will charge to budget() at least, and what it could put to use when weights
+  // have to stream anyway; each as HostBuffer::ChargedBytes says.
   int64_t other_bytes = 0;
-  int64_t other_bytes_at_most =
-      0;  // and what it could put to use, when weights have to stream anyway
+  int64_t other_bytes_at_most = 0;
 };
 
 // Owned by one thread.

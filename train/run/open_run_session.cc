@@ -14,7 +14,7 @@ namespace forebay {
 
 namespace {
 
-// The file of this user that has what all runs have measured on this machine, so that a run begun
+// The file of this user that has what new runs have measured on this machine, so that a run begun
 // anew has the bits of the one before it; "" where there is no place for it. Each rank has its own,
 // as each measures for itself.
 std::string KeptPath(int rank) {
