@@ -1,5 +1,6 @@
 // The I/O engines beside each other on one file, in turn, because disks and machines drift:
-//   build/bench_bin/engines_bench FOLDER [GiB] [block KiB] [rounds] [in flight MiB]
+//   build/bench_bin/engines_bench FOLDER|FILE [GiB] [block KiB] [rounds] [in flight MiB]
+// In a folder it makes a file of its own; a file that is named is only read, and not written to.
 // Prints for every engine and kind of load the median GB/s of the rounds with least and most, and
 // the CPU time of the whole process for each GB. "mixed" is half reads, half writes, in alternation
 // as the engine's queues arrange it. Not for: comparisons with other programs.
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +27,7 @@ namespace forebay {
 namespace {
 
 struct Settings {
-  std::string folder;
+  std::string path;  // a folder, or the file to read
   int64_t file_bytes = 0;
   int64_t block_bytes = 0;  // 0: the engine's own
   int rounds = 0;
@@ -99,7 +101,7 @@ Pass RunLoad(Contender& contender, const Load& load, const HostBuffer& memory, i
 }
 
 absl::StatusOr<Contender> Make(const Settings& settings, const std::string& name,
-                               const HostBuffer& memory, const std::string& path) {
+                               const HostBuffer& memory, const std::string& path, bool read_only) {
   EngineOptions options;
   options.block_bytes = settings.block_bytes;
   options.max_in_flight_bytes = settings.in_flight_bytes;
@@ -120,7 +122,7 @@ absl::StatusOr<Contender> Make(const Settings& settings, const std::string& name
     contender.registration = BufferRegistration(contender.engine.get(), memory.IoPieces(kOpBytes));
     FOREBAY_RETURN_IF_ERROR(contender.registration.status());
   }
-  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {}));
+  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.read_only = read_only}));
   if (!file.direct) std::printf("no direct I/O here: %s\n", file.why_not_direct.c_str());
   contender.file = contender.engine->AddFile(std::move(file.fd), path);
   return contender;
@@ -132,10 +134,10 @@ void FillMemory(const HostBuffer& memory) {
   for (size_t i = 0; i < words.size(); ++i) words[i] = rng.Bits64(i);
 }
 
-void Print(const std::vector<Contender>& contenders) {
+void Print(const std::vector<Contender>& contenders, size_t num_loads) {
   std::printf("%-22s %-6s %8s %8s %8s %10s\n", "engine", "load", "GB/s", "least", "most",
               "CPU ms/GB");
-  for (size_t load = 0; load < std::size(kLoads); ++load) {
+  for (size_t load = 0; load < num_loads; ++load) {
     for (const Contender& c : contenders) {
       std::vector<double> sorted = c.gb_per_s[load];
       std::ranges::sort(sorted);
@@ -146,28 +148,36 @@ void Print(const std::vector<Contender>& contenders) {
   }
 }
 
-int Main(const Settings& settings) {
-  const std::string path = settings.folder + "/engines_bench." + std::to_string(::getpid());
+int Main(Settings settings) {
+  const bool read_only = !std::filesystem::is_directory(settings.path);
+  const std::string path =
+      read_only ? settings.path : settings.path + "/engines_bench." + std::to_string(::getpid());
+  if (read_only) settings.file_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
   MemoryBudget budget(0);
   auto memory = HostBuffer::Create(&budget, "bench", kNumOps * kOpBytes);
   Require(memory.status());
   FillMemory(*memory);
-  Require(OpenDirectFile(path, {.create = true, .size_bytes = settings.file_bytes}).status());
+  if (!read_only) {
+    Require(OpenDirectFile(path, {.create = true, .size_bytes = settings.file_bytes}).status());
+  }
   std::vector<Contender> contenders;
   for (const char* name :
        {"io_uring, registered", "io_uring", "libaio", "threads 2", "threads 8"}) {
-    auto contender = Make(settings, name, *memory, path);
+    auto contender = Make(settings, name, *memory, path, read_only);
     if (contender.ok()) {
       contenders.push_back(*std::move(contender));
     } else {
       std::printf("%s: %s\n", name, MessageOf(contender.status()).c_str());
     }
   }
-  ::unlink(path.c_str());  // the engines have it open; nothing is left behind
-  // Extents are allocated, but the first write also marks them as written.
-  RunLoad(contenders[0], kLoads[1], *memory, settings.file_bytes);
+  if (!read_only) {
+    ::unlink(path.c_str());  // the engines have it open; nothing is left behind
+    // Extents are allocated, but the first write also marks them as written.
+    RunLoad(contenders[0], kLoads[1], *memory, settings.file_bytes);
+  }
+  const size_t num_loads = read_only ? 1 : std::size(kLoads);
   for (int round = 0; round < settings.rounds; ++round) {
-    for (size_t load = 0; load < std::size(kLoads); ++load) {
+    for (size_t load = 0; load < num_loads; ++load) {
       for (Contender& c : contenders) {
         const double cpu_before = CpuSeconds();
         const Pass pass = RunLoad(c, kLoads[load], *memory, settings.file_bytes);
@@ -177,7 +187,7 @@ int Main(const Settings& settings) {
       }
     }
   }
-  Print(contenders);
+  Print(contenders, num_loads);
   return 0;
 }
 
@@ -195,7 +205,7 @@ int main(int argc, char** argv) {
       {.name = "rounds", .value = 3, .least = 1, .most = 1000},
       {.name = "in flight MiB", .value = 32, .least = 1, .most = 1024}};
   forebay::Settings settings;
-  settings.folder = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers);
+  settings.path = forebay::bench::ParseFolderAndNumbers(argc, argv, numbers, /*takes_file=*/true);
   settings.file_bytes = static_cast<int64_t>(numbers[0].value * (1 << 30)) & ~4095;
   settings.block_bytes = static_cast<int64_t>(numbers[1].value) << 10;
   settings.rounds = static_cast<int>(numbers[2].value);

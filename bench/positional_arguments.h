@@ -1,5 +1,5 @@
-// The command lines of the disk benchmarks: a folder, then numbers in a fixed order, each with a
-// default.
+// The command lines of the disk benchmarks: a folder (or a file, where one may be read), then
+// numbers in a fixed order, each with a default.
 #pragma once
 
 #include <cmath>
@@ -26,8 +26,9 @@ struct Number {
 
 // The folder of `argv`; `numbers` get the values that follow it. Ends the program with the usage
 // (exit 0) for --help, and with it and what is wrong (exit 2) for anything that does not fit.
-inline std::string ParseFolderAndNumbers(int argc, char** argv, std::vector<Number>& numbers) {
-  std::string usage = absl::StrCat("usage: ", argv[0], " FOLDER");
+inline std::string ParseFolderAndNumbers(int argc, char** argv, std::vector<Number>& numbers,
+                                         bool takes_file = false) {
+  std::string usage = absl::StrCat("usage: ", argv[0], takes_file ? " FOLDER|FILE" : " FOLDER");
   for (const Number& number : numbers) {
     absl::StrAppend(&usage, " [", number.name, ", default ", number.value, "]");
   }
@@ -41,7 +42,8 @@ inline std::string ParseFolderAndNumbers(int argc, char** argv, std::vector<Numb
   }
   if (argc < 2) refuse("FOLDER is missing");
   std::error_code error;
-  if (!std::filesystem::is_directory(argv[1], error)) {
+  if (!std::filesystem::is_directory(argv[1], error) &&
+      !(takes_file && std::filesystem::is_regular_file(argv[1], error))) {
     refuse(fmt::format("{} is not a folder; make it first", argv[1]));
   }
   if (argc - 2 > static_cast<int>(numbers.size())) {
