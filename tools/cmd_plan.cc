@@ -163,7 +163,7 @@ class PlanCommand : public Command {
     return limits;
   }
 
-  absl::StatusOr<MachineLimits> OtherMachine(TrainOptions& options) const {
+  absl::StatusOr<MachineLimits> OtherMachine(TrainOptions& options) {
     if (measures_) {
       return UsageError(
           "--measure is about this machine, and --machine about another. Leave one of "
@@ -175,6 +175,11 @@ class PlanCommand : public Command {
           "of another. Leave one of them out");
     }
     FOREBAY_ASSIGN_OR_RETURN(const Machine machine, ReadMachine(machine_));
+    if (!machine.gpu_name.empty() && options.device == ComputeDevice::kCpu &&
+        !std::exchange(has_noted_gpu_, true)) {
+      PrintTo(stderr, "forebay: this plan is for the CPU of '{}'; --device=cuda is for its {}\n",
+              machine.name, machine.gpu_name);
+    }
     return LimitsOf(machine, options);
   }
 
@@ -186,6 +191,7 @@ class PlanCommand : public Command {
   std::string plan_text_;
   std::optional<Calibration> calibration_;
   bool has_warned_ = false;
+  bool has_noted_gpu_ = false;
   int num_ranks_ = 1;
 };
 

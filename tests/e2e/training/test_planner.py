@@ -58,6 +58,13 @@ def test_a_config_alone_has_the_plan_of_its_model(forebay, task, tmp_path):
     assert done.returncode == 3 and "none.json' does not exist. Name a config.json, or the folder of a model" in done.stderr
 
 
+def test_a_machine_whose_gpu_is_left_idle_is_noted(forebay, task):
+    settings = dict(model=task["model"], seq=SEQ, batch=2, machine="4090-64g")
+    note = "forebay: this plan is for the CPU of '4090-64g'; --device=cuda is for its GeForce RTX 4090\n"
+    assert forebay.run("plan", "--what_if=accum=2", **settings).stderr == note
+    assert forebay.run("plan", device="cuda", **settings).stderr == ""
+
+
 def test_the_usual_rows_need_no_value(forebay, task):
     plan = planned(forebay, task, "--what_if")
     names = [row["settings"] for row in plan["what_if"]]
