@@ -15,6 +15,12 @@ FoldersOfDisks ByFileSystem(const std::vector<DiskLimits>& disks) {
 absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits) {
   const int64_t available = limits.available_memory_bytes;
   if (ram_bytes == 0) return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
+  if (available > 0 && ram_bytes > available && !limits.memory_owner.empty()) {
+    return DoesNotFitError(
+        fmt::format("--ram={} is more than {} can have, {}. Use --ram={}MiB or less",
+                    FormatBinaryBytes(ram_bytes), limits.memory_owner, FormatBinaryBytes(available),
+                    available >> 20));
+  }
   if (available > 0 && ram_bytes > available) {
     return DoesNotFitError(
         fmt::format("--ram={} is more than this process can have: {} is available now "

@@ -43,6 +43,7 @@ struct MachineSpeeds {
 
 struct MachineLimits {
   int64_t available_memory_bytes = 0;  // 0: unknown, not checked
+  std::string memory_owner;  // for messages: what else than this process may have it; "": nothing
   int num_cores = 1;
   std::vector<DiskLimits> disks = {DiskLimits()};  // one or more
   // false: DiskLimits::weight is what would be best for speed; a plan takes from a disk what it has

@@ -33,9 +33,10 @@ constexpr std::string_view NameOf(Durability durability) {
 enum class GradientChoice : uint8_t { kAuto, kHold, kSpeculate };
 
 // Where activations wait for their backward pass. kNvme: all but those that come back at once.
-enum class ActivationsTier : uint8_t { kRam, kNvme };
+// kAuto: as MakePlan (train/plan) chooses; MakeOffloadPlan takes it for kRam.
+enum class ActivationsTier : uint8_t { kAuto, kRam, kNvme };
 constexpr std::string_view NameOf(ActivationsTier tier) {
-  return tier == ActivationsTier::kRam ? "ram" : "nvme";
+  return tier == ActivationsTier::kAuto ? "auto" : tier == ActivationsTier::kRam ? "ram" : "nvme";
 }
 
 // Tensors with settings of their own.
@@ -68,7 +69,7 @@ struct OffloadOptions {
   int64_t speculate_layers = 0;
   // Where gradients wait that are held; all are where this is not kAuto.
   TierChoice gradients_tier = TierChoice::kAuto;
-  ActivationsTier activations_tier = ActivationsTier::kRam;
+  ActivationsTier activations_tier = ActivationsTier::kAuto;
   std::optional<StepBuffers> buffers;  // empty: as comfortable as there is memory for
 
   // The update.

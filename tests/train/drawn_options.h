@@ -31,7 +31,7 @@ class Draw {
 // Whether --number_checkpoints goes with the rest of `options`.
 inline bool MayHaveSegments(const TrainOptions& options) {
   return options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
-         options.recompute_layers == 0 && options.activations_tier == ActivationsTier::kRam;
+         options.recompute_layers == 0 && options.activations_tier != ActivationsTier::kNvme;
 }
 
 }  // namespace forebay

@@ -215,9 +215,9 @@ std::vector<OptionSpec> PlacementRows() {
                          "there; auto: RAM, then the GPU, then NVMe"),
       Choice<ActivationsTier>(
           "offload", "activations_tier", &O::activations_tier,
-          ChoicesOf({ActivationsTier::kRam, ActivationsTier::kNvme}),
+          ChoicesOf({ActivationsTier::kAuto, ActivationsTier::kRam, ActivationsTier::kNvme}),
           "where activations wait for the backward pass: ram, nvme (three of them in RAM at a "
-          "time)"),
+          "time); auto: nvme where ram has no room for them"),
       Choice<DType>("offload", "activations_dtype", &O::activations_dtype,
                     {{"fp32", DType::kF32}, {"bf16", DType::kBF16}},
                     "of activations between layers on a CPU; bf16 halves what waits for the "

@@ -9,6 +9,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/format.h"
+#include "forebay/offload/largest_term.h"
 
 namespace forebay {
 namespace {
@@ -191,7 +192,8 @@ struct Change {
 };
 
 // The changes by kind, the least of each first.
-std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions options) {
+std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions options,
+                                           int64_t available_bytes) {
   options.ram_bytes = plan.ram_budget_bytes;
   std::vector<std::vector<Change>> kinds;
   if (plan.placement.NumUpdated(UpdateTime::kAfterHand) == 0 && options.delay_update_from == 0) {
@@ -215,7 +217,9 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
     const int64_t unit = int64_t{1} << (bytes < 8e9 ? 20 : 30);
     Change change = {"", options};
     change.options.ram_bytes = static_cast<int64_t>(bytes) / unit * unit;
-    change.text = fmt::format("--ram={}", SizeText(change.options.ram_bytes));
+    const bool is_there = available_bytes == 0 || change.options.ram_bytes <= available_bytes;
+    change.text = fmt::format("--ram={}{}", SizeText(change.options.ram_bytes),
+                              is_there ? "" : ", which is more memory than there is");
     memory.push_back(change);
   }
   if (options.layout == Layout::kBf16) {
@@ -251,11 +255,28 @@ Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
   return WithFastestSpeculation(std::move(plan), chosen, make);
 }
 
+absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make) {
+  absl::StatusOr<Plan> in_ram = make(options);
+  // Without a largest term something else than memory lacks.
+  const auto lacks_memory = [](const absl::StatusOr<Plan>& plan) {
+    return !LargestTermOf(plan.status()).empty();
+  };
+  // Ranks would have to choose the same.
+  const bool is_open = options.activations_tier == ActivationsTier::kAuto &&
+                       options.number_checkpoints == 0 && options.num_ranks == 1 &&
+                       options.data_parallel == 1;
+  if (!is_open || !lacks_memory(in_ram)) return in_ram;
+  TrainOptions spilling = options;
+  spilling.activations_tier = ActivationsTier::kNvme;
+  absl::StatusOr<Plan> on_nvme = make(spilling);
+  return on_nvme.ok() || lacks_memory(on_nvme) ? on_nvme : in_ram;
+}
+
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,
-                                          const PlanMaker& make) {
+                                          int64_t available_bytes, const PlanMaker& make) {
   std::vector<BetterSetting> better;
   if (!plan.forecast.has_value()) return better;
-  for (const std::vector<Change>& kind : ChangesOf(plan, options)) {
+  for (const std::vector<Change>& kind : ChangesOf(plan, options, available_bytes)) {
     for (const Change& change : kind) {
       const absl::StatusOr<Plan> other = make(change.options);
       if (!other.ok() || !other->forecast.has_value()) continue;

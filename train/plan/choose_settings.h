@@ -28,9 +28,15 @@ using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
                          const PlanMaker& make);
 
+// The plan of `options`, whose activations wait on disk where these leave that open and memory has
+// no room for them. Nowhere else: what would lie in their place, gradients or weights, is written
+// and read as often as they are. `make`: with the choice above. Its errors.
+absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make);
+
 // The least changes of one setting each that make the step shorter by a twentieth or more, fastest
-// first; none where the plan has no forecast. `make`: with the choice above.
+// first; none where the plan has no forecast. `make`: with the choice above. `available_bytes` of
+// memory; 0: not known. More than that is said to be more.
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,
-                                          const PlanMaker& make);
+                                          int64_t available_bytes, const PlanMaker& make);
 
 }  // namespace forebay

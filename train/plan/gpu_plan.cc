@@ -141,7 +141,7 @@ CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPl
           .num_batches = options.accum,
           .segment_layers = plan.segment_layers,
           .num_spilled_activations = plan.num_spilled_activations,
-          .spills_to_storage = options.activations_tier == ActivationsTier::kNvme};
+          .spills_to_storage = plan.spills_to_storage};
 }
 
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits) {
@@ -165,6 +165,7 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   FOREBAY_RETURN_IF_ERROR(CheckRecompute(options));
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
   plan.segment_layers = recompute.segment_blocks;
+  plan.spills_to_storage = options.activations_tier == ActivationsTier::kNvme;
   SetTerms(model, options, inventory, plan);
   const int most_spilled = MostSpilledActivations(ChainOf(model, recompute));
   while (plan.bytes > plan.budget_bytes && plan.num_spilled_activations < most_spilled) {

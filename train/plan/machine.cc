@@ -42,8 +42,8 @@ const Machine kPresets[] = {
      .bus_bytes_per_s = 25e9,
      .disk_read_bytes_per_s = 7e9,
      .disk_write_bytes_per_s = 6e9,
-     .disk_free_bytes = 1'800'000'000'000,
-     .disk_rated_tbw = 1200},
+     .disk_free_bytes = 3'600'000'000'000,
+     .disk_rated_tbw = 2400},
     {.name = "h100-256g",
      .ram_bytes = 240 * kGiB,
      .num_cores = 32,
@@ -187,6 +187,7 @@ absl::StatusOr<Machine> ReadMachine(const std::string& name_or_path) {
 MachineLimits LimitsOf(const Machine& machine, TrainOptions& options) {
   MachineLimits limits;
   limits.available_memory_bytes = machine.ram_bytes;
+  limits.memory_owner = fmt::format("a process on the machine '{}'", machine.name);
   limits.num_cores = machine.num_cores;
   limits.disks.clear();
   for (const std::string& folder : SwapFoldersOf(options)) {
@@ -196,6 +197,9 @@ MachineLimits LimitsOf(const Machine& machine, TrainOptions& options) {
                             .read_bytes_per_s = machine.disk_read_bytes_per_s,
                             .write_bytes_per_s = machine.disk_write_bytes_per_s});
   }
+  // A run exports to the first disk where nothing else is said.
+  limits.out_file_system = limits.disks.front().file_system;
+  limits.out_free_bytes = machine.disk_free_bytes;
   const bool is_default = options.rated_tbw == OffloadOptions().rated_tbw;
   if (is_default && machine.disk_rated_tbw > 0) options.rated_tbw = machine.disk_rated_tbw;
   limits.gpu = {.name = machine.gpu_name,

@@ -233,7 +233,7 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
     inputs.num_activation_buffers = kActivationStorageBuffers;
   }
   inputs.activations_shrink_with = kTokensShrinkWith;
-  if (options.activations_tier == ActivationsTier::kRam && recompute.segment_blocks == 1 &&
+  if (options.activations_tier != ActivationsTier::kNvme && recompute.segment_blocks == 1 &&
       MostSpilledActivations(inputs.chain) > 0) {
     inputs.activations_shrink_with =
         on_gpu || options.activations_dtype != DType::kF32
@@ -281,19 +281,20 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
 
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits) {
-  FOREBAY_ASSIGN_OR_RETURN(Plan plan, PlanAsTold(model, options, limits));
-  return WithFastestSettings(
-      std::move(plan), options, model.num_layers,
-      [&](const TrainOptions& other) { return PlanAsTold(model, other, limits); });
+  const auto as_told = [&](const TrainOptions& told) { return PlanAsTold(model, told, limits); };
+  return WithActivationsThatFit(options, [&](const TrainOptions& tiered) -> absl::StatusOr<Plan> {
+    FOREBAY_ASSIGN_OR_RETURN(Plan plan, as_told(tiered));
+    return WithFastestSettings(std::move(plan), tiered, model.num_layers, as_told);
+  });
 }
 
 void FindBetterSettings(const DecoderConfig& model, const TrainOptions& options,
                         const MachineLimits& limits, Plan& plan) {
   MachineLimits more_memory = limits;
   more_memory.available_memory_bytes = 0;
-  plan.better = BetterSettings(plan, options, [&](const TrainOptions& other) {
-    return MakePlan(model, other, more_memory);
-  });
+  plan.better = BetterSettings(
+      plan, options, limits.available_memory_bytes,
+      [&](const TrainOptions& other) { return MakePlan(model, other, more_memory); });
 }
 
 }  // namespace forebay

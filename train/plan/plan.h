@@ -43,6 +43,7 @@ struct GpuPlan {
   // (--activations_tier).
   int segment_layers = 1;
   int num_spilled_activations = 0;
+  bool spills_to_storage = false;
 };
 
 // The share of a GPU's free memory that is taken when --gpu_mem is not given: its driver and
@@ -79,7 +80,8 @@ struct Plan : OffloadPlan {
 // model's positions. With --device=cuda: EnvironmentError where there is no GPU and no --gpu_mem to
 // plan for one; DoesNotFitError that names the largest terms on it. Where options leave it open of
 // how many layers gradients are applied at once, and the machine's speeds are known, these are as
-// many as make the fastest step, and so is what blocks compute again (choose_settings.h). Pure.
+// many as make the fastest step, and so is what blocks compute again (choose_settings.h). With
+// --activations_tier=auto activations wait on disk where memory has no room for them. Pure.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
 // Fills `plan.better`, for plans with more memory too than there is. Plans many times.

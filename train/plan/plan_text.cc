@@ -177,6 +177,15 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
   return fmt::format("recompute  {} of all layers ({})\n", what, flag);
 }
 
+// Where nobody asked for it.
+std::string ActivationsLine(const Plan& plan, const TrainOptions& options) {
+  if (plan.activations.num_spilled == 0 || options.activations_tier != ActivationsTier::kAuto) {
+    return "";
+  }
+  return fmt::format("activations of {} layers wait on NVMe (--activations_tier=nvme)\n",
+                     plan.activations.num_spilled);
+}
+
 std::string PassText(const PassForecast& pass) {
   return fmt::format("{} ({})", FormatDuration(pass.Seconds()), NameOf(pass.bound()));
 }
@@ -184,11 +193,19 @@ std::string PassText(const PassForecast& pass) {
 std::string ForecastLines(const Plan& plan) {
   if (!plan.forecast.has_value()) return "";
   const StepForecast& step = *plan.forecast;
+  const auto of_both = [&step](double PassForecast::*seconds) {
+    return FormatDuration(step.forward.*seconds + step.backward.*seconds);
+  };
+  std::string parts =
+      fmt::format("compute {}, disk {}, memory {}", of_both(&PassForecast::compute_s),
+                  of_both(&PassForecast::disk_s), of_both(&PassForecast::memory_s));
+  if (plan.on_gpu()) parts += fmt::format(", bus {}", of_both(&PassForecast::bus_s));
   return fmt::format(
       "forecast   {} a step, {:.0f} tokens/s: forward {}, backward {}\n"
+      "           {}\n"
       "           at best {} ({}), if all of it went on at one time; speeds {}\n",
       FormatDuration(step.step_s), step.tokens_per_s, PassText(step.forward),
-      PassText(step.backward), FormatDuration(step.bound_s), NameOf(step.bound),
+      PassText(step.backward), parts, FormatDuration(step.bound_s), NameOf(step.bound),
       plan.speeds_origin);
 }
 
@@ -318,7 +335,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
     table += fmt::format("{:<36}{:>16}\n", "total on the GPU", bytes(plan.gpu.bytes));
   }
   table += StripeLines(plan);
-  table += RecomputeLine(plan, model);
+  table += RecomputeLine(plan, model) + ActivationsLine(plan, options);
   table += SpeculationLine(plan);
   table += DelayLine(plan);
   const double params = static_cast<double>(inventory.num_params());

@@ -81,7 +81,8 @@ std::vector<std::string> UsualAlternatives(const TrainOptions& options, const Pl
       usual.push_back(fmt::format("layout={}", NameOf(layout)));
     }
   }
-  const bool spills = options.activations_tier == ActivationsTier::kNvme;
+  const bool spills = as_given != nullptr ? as_given->activations.num_spilled > 0
+                                          : options.activations_tier == ActivationsTier::kNvme;
   usual.emplace_back(spills ? "activations_tier=ram" : "activations_tier=nvme");
   if (as_given == nullptr || !as_given->on_gpu()) {
     const bool is_bf16 = options.activations_dtype == DType::kBF16;

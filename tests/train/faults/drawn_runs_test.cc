@@ -70,7 +70,8 @@ void DrawSession(Draw& draw, TrainOptions& options) {
   options.weights_tier = tier();
   options.state_tier = tier();
   options.gradients_tier = draw.OneOf({TierChoice::kAuto, TierChoice::kAuto, TierChoice::kNvme});
-  options.activations_tier = draw.OneOf({ActivationsTier::kRam, ActivationsTier::kNvme});
+  options.activations_tier =
+      draw.OneOf({ActivationsTier::kAuto, ActivationsTier::kRam, ActivationsTier::kNvme});
   options.recompute = draw.OneOf<std::optional<Recompute>>(
       {std::nullopt, Recompute::kAll, Recompute::kAttention, Recompute::kNone});
   const bool computes_again = options.recompute.value_or(Recompute::kNone) != Recompute::kNone;

@@ -115,6 +115,27 @@ TEST_P(SpilledRunTest, GivesTheSameBitsWithLessMemoryAndMovesWhatThePlanSays) {
   }
 }
 
+TEST_P(SpilledRunTest, IsChosenWhereRamHasNoRoomForThem) {
+  ASSERT_EQ(TrainToy(Options("ram", ActivationsTier::kRam)), absl::OkStatus());
+  const auto fits = [&](int64_t ram_bytes) {
+    TrainOptions options = Options("run", ActivationsTier::kRam);
+    options.ram_bytes = ram_bytes;
+    options.dry_run = true;
+    return TrainToy(options).ok();
+  };
+  int64_t least = Options("run", ActivationsTier::kRam).ram_bytes, too_little = 0;
+  while (least - too_little > 1) {
+    const int64_t middle = (least + too_little) / 2;
+    (fits(middle) ? least : too_little) = middle;
+  }
+  TrainOptions options = Options("run", ActivationsTier::kAuto);
+  options.ram_bytes = too_little;
+  PlanObserver observer;
+  ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+  EXPECT_EQ(observer.plan["activation_area_bytes"], kSpilled * 4096);
+  EXPECT_EQ(MustGive("run"), MustGive("ram"));
+}
+
 TEST_P(SpilledRunTest, MayChangeTheTierWhenItGoesOn) {
   ASSERT_EQ(TrainToy(Options("ram", ActivationsTier::kRam)), absl::OkStatus());
   for (const ActivationsTier first : {ActivationsTier::kRam, ActivationsTier::kNvme}) {

@@ -242,12 +242,44 @@ TEST(Machine, AFileSaysWhatItHas) {
   EXPECT_EQ(limits.num_cores, 8);
   ASSERT_EQ(limits.disks.size(), 2u);
   EXPECT_NE(limits.disks[0].file_system, limits.disks[1].file_system);
+  EXPECT_EQ(limits.out_file_system, limits.disks[0].file_system);
+  EXPECT_EQ(limits.out_free_bytes, 1'000'000'000'000);
   EXPECT_EQ(limits.speeds.matmul_flops_per_s, 1e12);
   EXPECT_EQ(options.rated_tbw, TrainOptions().rated_tbw);
   options.device = ComputeDevice::kAuto;
   limits = LimitsOf(*machine, options);
   EXPECT_EQ(limits.speeds.matmul_flops_per_s, 1e14);
   EXPECT_EQ(limits.gpu.name, "card");
+}
+
+TEST(Machine, ItsDiskHasToHaveRoomForTheExportToo) {
+  Machine machine = *ReadMachine("4090-64g");
+  TrainOptions options = LargeSteps();
+  const auto plan = [&] { return MakePlan(Llama13B(), options, LimitsOf(machine, options)); };
+  machine.disk_free_bytes = plan()->nvme_bytes;
+  EXPECT_TRUE(plan().ok());
+  options.durability = Durability::kStep;  // else one copy is what fits
+  machine.disk_free_bytes -= 1;
+  EXPECT_THAT(MessageOf(plan().status()), HasSubstr("the swap area and the exported model need"));
+  machine.disk_free_bytes = 0;
+  EXPECT_EQ(ExitCodeOf(plan().status()), ExitCode::kDoesNotFit);
+}
+
+TEST(Machine, MoreMemoryThanItHasIsRefusedInItsName) {
+  const Machine machine = *ReadMachine("4090-64g");
+  TrainOptions options = LargeSteps();
+  options.ram_bytes = machine.ram_bytes + 1;
+  const absl::Status refused = MakePlan(Llama13B(), options, LimitsOf(machine, options)).status();
+  EXPECT_THAT(MessageOf(refused),
+              HasSubstr("is more than a process on the machine '4090-64g' can have, 58.0 GiB"));
+  options.ram_bytes = machine.ram_bytes;
+  const MachineLimits limits = LimitsOf(machine, options);
+  Plan plan = *MakePlan(Llama13B(), options, limits);
+  FindBetterSettings(Llama13B(), options, limits, plan);
+  for (const BetterSetting& setting : plan.better) {
+    EXPECT_EQ(setting.text.starts_with("--ram="),
+              setting.text.ends_with("which is more memory than there is"));
+  }
 }
 
 TEST(Machine, WhatIsWrongInItIsNamed) {
