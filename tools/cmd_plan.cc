@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -98,7 +99,11 @@ class PlanCommand : public Command {
       json["what_if"] = ToJson(rows);
       PrintTo(stdout, "{}\n", json.dump());
     } else {
-      PrintTo(stdout, "{}{}", as_given.ok() ? plan_text_ + "\n" : "", FormatAlternatives(rows));
+      const bool lacks_speeds = std::ranges::any_of(rows, [](const Alternative& row) {
+        return row.plan.ok() && !row.plan->forecast.has_value() && !row.plan->on_gpu();
+      });
+      PrintTo(stdout, "{}{}{}", as_given.ok() ? plan_text_ + "\n" : "", FormatAlternatives(rows),
+              lacks_speeds && machine_.empty() ? kNoSpeeds : "");
     }
     return as_given.status();
   }
@@ -159,8 +164,21 @@ class PlanCommand : public Command {
     for (const std::string& note : calibration_->TakeNotes()) {
       if (measures_) PrintTo(stderr, "forebay: {}\n", note);
     }
+    TakeSpeedsAsGiven(options, limits.speeds);
     SetWeights(KnownShares(options, profile, limits), limits);
     return limits;
+  }
+
+  // A row of --what_if that has no speeds of its own takes those of the run as given, as the better
+  // settings do: rows compare.
+  void TakeSpeedsAsGiven(const TrainOptions& options, MachineSpeeds& speeds) {
+    if (!as_given_.has_value()) as_given_ = {options, speeds};
+    const auto& [given, given_speeds] = *as_given_;
+    if (options.precision != given.precision || options.threads != given.threads) return;
+    for (double MachineSpeeds::*speed :
+         {&MachineSpeeds::matmul_flops_per_s, &MachineSpeeds::memory_bytes_per_s}) {
+      if (speeds.*speed == 0) speeds.*speed = given_speeds.*speed;
+    }
   }
 
   absl::StatusOr<MachineLimits> OtherMachine(TrainOptions& options) {
@@ -190,6 +208,7 @@ class PlanCommand : public Command {
   std::vector<std::string> what_if_;
   std::string plan_text_;
   std::optional<Calibration> calibration_;
+  std::optional<std::pair<TrainOptions, MachineSpeeds>> as_given_;
   bool has_warned_ = false;
   bool has_noted_gpu_ = false;
   int num_ranks_ = 1;

@@ -71,6 +71,14 @@ def test_the_usual_rows_need_no_value(forebay, task):
     assert names[0] == "" and {"ram=512MiB", "accum=2", "batch=4", "layout=int8-moments", "durability=none"} <= set(names)
 
 
+def test_rows_have_the_speeds_of_the_run_as_given(forebay, task):
+    table = forebay.run("plan", "--what_if", **{key: value for key, value in task.items() if key != "data"}).stdout
+    assert table.splitlines()[-1].startswith("forecast   unknown: --measure takes this machine's speeds")
+    planned(forebay, task, "--measure")
+    rows = [row for row in planned(forebay, task, "--what_if")["what_if"] if row["fits"]]
+    assert len(rows) > 5 and all(row["step_s"] > 0 for row in rows)
+
+
 def test_speeds_are_measured_once_and_kept_for_plans_and_runs(forebay, task, tmp_path):
     assert planned(forebay, task)["forecast"] is None
     measured = planned(forebay, task, "--measure")["forecast"]

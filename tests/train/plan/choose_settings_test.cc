@@ -339,6 +339,34 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   EXPECT_GT(more, MustPlan(options_).read_bytes_per_step);
 }
 
+TEST_F(ChooseRecomputeTest, ActivationsWaitOnDiskWhereRamHasNoRoomForThem) {
+  options_.seq = 2048;
+  options_.accum = 2;
+  EXPECT_EQ(MustPlan(options_).activations.num_spilled, 0);
+  options_.accum = 32;
+  const auto with = [&](ActivationsTier tier) {
+    options_.activations_tier = tier;
+    return MakePlan(Llama13B(), options_, limits_);
+  };
+  EXPECT_EQ(ExitCodeOf(with(ActivationsTier::kRam).status()), ExitCode::kDoesNotFit);
+  const auto asked_for = with(ActivationsTier::kNvme);
+  ASSERT_TRUE(asked_for.ok()) << asked_for.status();
+  EXPECT_EQ(ToJson(*asked_for), ToJson(*with(ActivationsTier::kAuto)));
+  EXPECT_THAT(FormatPlan(*asked_for, Llama13B(), options_),
+              HasSubstr("activations of 38 layers wait on NVMe (--activations_tier=nvme)"));
+
+  // Where the disk has no room for them, memory is what lacks.
+  options_.durability = Durability::kStep;
+  limits_.disks[0].free_bytes = asked_for->nvme_bytes - 1;
+  EXPECT_EQ(with(ActivationsTier::kRam).status(), with(ActivationsTier::kAuto).status());
+  // The least that works is the least with them on disk.
+  options_.ram_bytes = kGibibyte;
+  EXPECT_EQ(with(ActivationsTier::kNvme).status(), with(ActivationsTier::kAuto).status());
+  // Segments keep them in RAM.
+  options_.number_checkpoints = 20;
+  EXPECT_EQ(with(ActivationsTier::kRam).status(), with(ActivationsTier::kAuto).status());
+}
+
 TEST_F(ChooseRecomputeTest, OneSegmentOfWhichAllIsKeptIsNone) {
   options_.number_checkpoints = 1;
   const Plan one = MustPlan(options_);

@@ -333,46 +333,6 @@ TEST(Plan, ActivationsOnNvmeLeaveThreeOfThemInRamAndThoseInBf16TakeHalf) {
   }
 }
 
-TEST(Plan, ActivationsWaitOnDiskWhereRamHasNoRoomForThem) {
-  TrainOptions options = SmallRun();
-  options.batch = 16;
-  const auto roomy = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(roomy.ok()) << roomy.status();
-  EXPECT_EQ(roomy->activations.num_spilled, 0);
-  options.ram_bytes = 720 * kMiB;
-  options.activations_tier = ActivationsTier::kRam;
-  EXPECT_EQ(ExitCodeOf(MakePlan(SmolLm2(), options, BigMachine()).status()), ExitCode::kDoesNotFit);
-  options.activations_tier = ActivationsTier::kNvme;
-  const auto asked_for = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(asked_for.ok()) << asked_for.status();
-  options.activations_tier = ActivationsTier::kAuto;
-  const auto chosen = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(chosen.ok()) << chosen.status();
-  EXPECT_EQ(ToJson(*chosen), ToJson(*asked_for));
-  EXPECT_THAT(FormatPlan(*chosen, SmolLm2(), options), HasSubstr("--activations_tier=nvme"));
-
-  // The least that works is the least with them on disk.
-  options.ram_bytes = 200 * kMiB;
-  const absl::Status refused = MakePlan(SmolLm2(), options, BigMachine()).status();
-  options.activations_tier = ActivationsTier::kNvme;
-  EXPECT_EQ(refused, MakePlan(SmolLm2(), options, BigMachine()).status());
-  // Where the disk has no room for them, memory is what lacks.
-  options.ram_bytes = 720 * kMiB;
-  MachineLimits small_disk = BigMachine();
-  small_disk.disks[0].free_bytes = asked_for->nvme_bytes - 1;
-  options.activations_tier = ActivationsTier::kAuto;
-  options.durability = Durability::kStep;
-  EXPECT_THAT(MessageOf(MakePlan(SmolLm2(), options, small_disk).status()),
-              HasSubstr("activation checkpoints"));
-  // Parts and segments keep them in RAM.
-  options.data_parallel = 2;
-  EXPECT_FALSE(MakePlan(SmolLm2(), options, BigMachine()).ok());
-  options.data_parallel = 1;
-  options.number_checkpoints = 4;
-  const auto in_segments = MakePlan(SmolLm2(), options, BigMachine());
-  EXPECT_TRUE(!in_segments.ok() || in_segments->activations.num_spilled == 0);
-}
-
 TEST(Plan, TheLeastThatWorksCountsWhatMustStayInRam) {
   TrainOptions options = SmallRun();
   options.state_tier = TierChoice::kHost;
