@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "fmt/format.h"
@@ -38,28 +39,60 @@ void FillTile(std::span<const float> master, const TileRun& run) {
   }
 }
 
+// Fills tiles with what they have of each tensor.
+class TilesOfTensors {
+ public:
+  // All outlive it. `master`: of the longest tile.
+  TilesOfTensors(const TileMap& tiles, const Inventory& inventory, const TensorFiller& fill,
+                 std::span<float> master)
+      : tiles_(tiles), inventory_(inventory), fill_(fill), master_(master) {}
+
+  absl::Status Fill(int index, std::span<std::byte> weights, std::span<std::byte> state) const {
+    const Tile& tile = tiles_.tiles()[static_cast<size_t>(index)];
+    const std::span<float> master = master_.first(static_cast<size_t>(tile.num_elems));
+    std::ranges::fill(master, 0.0f);
+    for (const TensorSpec* tensor : TensorsInPlace(inventory_, tile.layer)) {
+      const int64_t first = std::max(tensor->offset_elems, tile.first_elem);
+      const int64_t until =
+          std::min(tensor->offset_elems + tensor->num_elems, tile.first_elem + tile.num_elems);
+      if (first >= until) continue;
+      FOREBAY_RETURN_IF_ERROR(fill_(*tensor, first - tensor->offset_elems,
+                                    master.subspan(static_cast<size_t>(first - tile.first_elem),
+                                                   static_cast<size_t>(until - first))));
+    }
+    FillTile(master, RunOf(tiles_, tile, weights, state));
+    return absl::OkStatus();
+  }
+
+ private:
+  const TileMap& tiles_;
+  const Inventory& inventory_;
+  const TensorFiller& fill_;
+  const std::span<float> master_;
+};
+
 }  // namespace
 
 // ---- StoreFiller -------------------------------------------------------------------------------
 
-absl::StatusOr<std::unique_ptr<StoreFiller>> StoreFiller::Create(const StoreOptions& options,
-                                                                 const Inventory& inventory,
-                                                                 Engine* engine,
-                                                                 MemoryBudget* budget,
-                                                                 std::function<bool()> stop) {
+absl::StatusOr<std::unique_ptr<StoreFiller>> StoreFiller::Create(
+    const StoreOptions& options, const Inventory& inventory, Engine* engine, MemoryBudget* budget,
+    std::function<bool()> stop, TileFiller fill) {
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
                            TensorStore::Create(options, inventory, engine));
-  std::unique_ptr<StoreFiller> filler(new StoreFiller(std::move(store), budget, std::move(stop)));
+  std::unique_ptr<StoreFiller> filler(
+      new StoreFiller(std::move(store), budget, std::move(stop), std::move(fill)));
   FOREBAY_RETURN_IF_ERROR(filler->Allocate());
   return filler;
 }
 
 StoreFiller::StoreFiller(std::unique_ptr<TensorStore> store, MemoryBudget* budget,
-                         std::function<bool()> stop)
+                         std::function<bool()> stop, TileFiller fill)
     : store_(std::move(store)),
       directories_(store_->directories()),
       budget_(budget),
-      stop_(std::move(stop)) {}
+      stop_(std::move(stop)),
+      fill_tile_(std::move(fill)) {}
 
 StoreFiller::~StoreFiller() {
   if (store_ == nullptr) return;
@@ -74,6 +107,7 @@ absl::Status StoreFiller::Allocate() {
   int64_t largest_bytes = 0;
   for (int layer = 0; layer < tiles.num_layers(); ++layer) {
     const bool is_raw = layer >= tiles.num_streamed_layers();
+    if (!is_raw && fill_tile_) continue;
     largest_bytes = std::max(largest_bytes, tiles.layer_elems(layer) * (is_raw ? 1 : 4));
   }
   FOREBAY_ASSIGN_OR_RETURN(layer_, HostBuffer::Create(budget_, "import: one layer", largest_bytes));
@@ -168,19 +202,14 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<TensorStore>> FillAll(StoreFiller& filler,
                                                      const Inventory& inventory,
-                                                     const TensorFiller& fill,
                                                      const RawFiller& fill_raw,
                                                      const CommitInfo& first_commit,
                                                      const std::function<void(double)>& on_space) {
   for (int i = 0; i < static_cast<int>(inventory.tensors().size()); ++i) {
     const TensorSpec& tensor = inventory.tensors()[i];
-    if (!tensor.raw) {
-      FOREBAY_ASSIGN_OR_RETURN(const std::span<float> values, filler.ValuesOf(i));
-      FOREBAY_RETURN_IF_ERROR(fill(tensor, values));
-    } else if (fill_raw) {
-      FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, filler.BytesOf(i));
-      FOREBAY_RETURN_IF_ERROR(fill_raw(tensor, bytes));
-    }
+    if (!tensor.raw || !fill_raw) continue;
+    FOREBAY_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, filler.BytesOf(i));
+    FOREBAY_RETURN_IF_ERROR(fill_raw(tensor, bytes));
   }
   return filler.Finish(first_commit, on_space);
 }
@@ -192,10 +221,19 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
     const std::function<bool()>& stop, const std::function<void(double)>& on_space,
     const RawFiller& fill_raw) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<StoreFiller> filler,
-                           StoreFiller::Create(options, inventory, engine, budget, stop));
+  std::optional<TilesOfTensors> tiles;
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<StoreFiller> filler,
+      StoreFiller::Create(options, inventory, engine, budget, stop,
+                          [&](int tile, std::span<std::byte> weights, std::span<std::byte> state) {
+                            return tiles->Fill(tile, weights, state);
+                          }));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const HostBuffer master,
+      HostBuffer::Create(budget, "import: one tile in fp32", filler->tiles().max_tile_elems() * 4));
+  tiles.emplace(filler->tiles(), inventory, fill, master.As<float>());
   absl::StatusOr<std::unique_ptr<TensorStore>> store =
-      FillAll(*filler, inventory, fill, fill_raw, first_commit, on_space);
+      FillAll(*filler, inventory, fill_raw, first_commit, on_space);
   if (store.ok()) return store;
   return Annotate(store.status(),
                   fmt::format("filling the store in '{}'", fmt::join(options.directories, "', '")));
@@ -205,9 +243,9 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateCopiedStore(
     const StoreOptions& options, const Inventory& inventory, TileFiller fill,
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
     const std::function<bool()>& stop, const std::function<void(double)>& on_space) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<StoreFiller> filler,
-                           StoreFiller::Create(options, inventory, engine, budget, stop));
-  filler->FillTilesBy(std::move(fill));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<StoreFiller> filler,
+      StoreFiller::Create(options, inventory, engine, budget, stop, std::move(fill)));
   return filler->Finish(first_commit, on_space);
 }
 

@@ -1,5 +1,6 @@
 // Makes the store of a plan from weights that come layer by layer: import of a checkpoint, and
-// random initialisation. Never holds more than one layer.
+// random initialisation. Never holds more than one layer, and where pieces can be asked for one
+// tile.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +28,19 @@ using TileFiller =
     std::function<absl::Status(int tile, std::span<std::byte> weights, std::span<std::byte> state)>;
 
 // A new store that is filled tensor by tensor: layers in their order, the tensors of one in any.
-// Holds one layer at a time. Tensors that are not given are zeros, as all moments are. What was
+// Holds one layer at a time, or the raw ones alone where tiles are filled by a TileFiller from the
+// beginning. Tensors that are not given are zeros, as all moments are. What was
 // made is removed again unless Finish succeeds. Used by one thread at a time.
 class StoreFiller {
  public:
-  // `stop` (may be empty) is polled between tiles; true ends with InterruptedError. `engine` and
-  // `budget` outlive this and the store. The errors of TensorStore::Create, and OutOfMemoryError.
+  // `stop` (may be empty) is polled between tiles; true ends with InterruptedError. `fill`: as
+  // FillTilesBy; may be empty. `engine` and `budget` outlive this and the store. The errors of
+  // TensorStore::Create, and OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<StoreFiller>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine, MemoryBudget* budget,
-                                                             std::function<bool()> stop = {});
+                                                             std::function<bool()> stop = {},
+                                                             TileFiller fill = {});
   ~StoreFiller();
   StoreFiller(const StoreFiller&) = delete;
   StoreFiller& operator=(const StoreFiller&) = delete;
@@ -47,6 +51,7 @@ class StoreFiller {
   absl::StatusOr<std::span<float>> ValuesOf(int tensor);
   // The same of a raw tensor.
   absl::StatusOr<std::span<std::byte>> BytesOf(int tensor);
+  const TileMap& tiles() const { return store_->tiles(); }
   // Tiles are filled by `fill`, and not by tensors, but for those of raw layers.
   void FillTilesBy(TileFiller fill) { fill_tile_ = std::move(fill); }
   // Writes what is left, and the space that the first steps will write to, and publishes
@@ -55,7 +60,8 @@ class StoreFiller {
       const CommitInfo& first_commit, const std::function<void(double)>& on_space = {});
 
  private:
-  StoreFiller(std::unique_ptr<TensorStore> store, MemoryBudget* budget, std::function<bool()> stop);
+  StoreFiller(std::unique_ptr<TensorStore> store, MemoryBudget* budget, std::function<bool()> stop,
+              TileFiller fill);
   absl::Status Allocate();
   absl::Status GoTo(int layer);
   absl::Status WriteLayer();
@@ -65,19 +71,21 @@ class StoreFiller {
   const std::vector<std::string> directories_;
   MemoryBudget* const budget_;
   const std::function<bool()> stop_;
-  HostBuffer layer_;  // its master weights, or bytes
+  HostBuffer layer_;  // its master weights, or bytes; none where no layer needs it
   TransferBuffer tile_;
   int next_layer_ = 0;    // the one that is being filled
   TileFiller fill_tile_;  // empty: by tensors
 };
 
-// Writes the master weights of one tensor into `values` (fp32, the tensor's elements in order).
-using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<float> values)>;
+// Writes some master weights of a tensor into `values` (fp32): its elements from `first_elem` on.
+using TensorFiller = std::function<absl::Status(const TensorSpec& tensor, int64_t first_elem,
+                                                std::span<float> values)>;
 
-// The same of a raw tensor, whose bytes are zero before.
+// All bytes of a raw tensor, which are zero before.
 using RawFiller = std::function<absl::Status(const TensorSpec& tensor, std::span<std::byte> bytes)>;
 
-// All of that with the weights by `fill`, and raw tensors by `fill_raw` (may be empty).
+// All of that with the weights by `fill`, from tile to tile in their order, and raw tensors by
+// `fill_raw` (may be empty).
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const StoreOptions& options, const Inventory& inventory, const TensorFiller& fill,
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,

@@ -177,9 +177,11 @@ ModuleRun::ModuleRun(std::string folder, ModuleSettings settings,
       make_engine_(std::move(make_engine)) {}
 
 // The first value of each element does not depend on who has it.
-absl::Status ModuleRun::FillWith(const TensorSpec& tensor, std::span<float> values) const {
+absl::Status ModuleRun::FillWith(const TensorSpec& tensor, int64_t first_elem,
+                                 std::span<float> values) const {
   const auto index = static_cast<int>(whole_.Find(tensor.name) - whole_.tensors().data());
-  const int64_t first = parts_ == nullptr ? 0 : parts_->FirstElem(index, settings_.rank);
+  const int64_t first =
+      first_elem + (parts_ == nullptr ? 0 : parts_->FirstElem(index, settings_.rank));
   const CounterRng random(7, Xxh3_64(std::as_bytes(std::span(tensor.name))));
   for (size_t i = 0; i < values.size(); ++i) {
     const auto words = random.Words(static_cast<uint64_t>(first) + i);
@@ -209,8 +211,9 @@ absl::Status ModuleRun::Open() {
   if (resumes) {
     FOREBAY_ASSIGN_OR_RETURN(store, TensorStore::Open({directory}, engine_.get()));
   } else {
-    const auto fill = [this](const TensorSpec& tensor, std::span<float> values) {
-      return FillWith(tensor, values);
+    const auto fill = [this](const TensorSpec& tensor, int64_t first_elem,
+                             std::span<float> values) {
+      return FillWith(tensor, first_elem, values);
     };
     const auto fill_raw = [](const TensorSpec& tensor, std::span<std::byte> bytes) {
       std::ranges::fill(bytes, static_cast<std::byte>(tensor.num_elems % 251));

@@ -90,7 +90,8 @@ class ModuleRun {
 
  private:
   class Compute;
-  absl::Status FillWith(const TensorSpec& tensor, std::span<float> values) const;
+  absl::Status FillWith(const TensorSpec& tensor, int64_t first_elem,
+                        std::span<float> values) const;
   absl::Status ReadWhole(int tensor, TensorPlane plane, std::span<float> values) const;
   absl::Status ChangeBuffers();
   bool IsSkipped(int64_t step) const;

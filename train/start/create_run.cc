@@ -79,16 +79,17 @@ absl::StatusOr<std::unique_ptr<TensorStore>> ImportStore(
     const CommitInfo& first, const std::function<bool()>& stop, TrainObserver& observer,
     const PreparedRun& run) {
   int64_t done_elems = 0;
-  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
+  const TensorFiller fill = [&](const TensorSpec& tensor, int64_t first_elem,
+                                std::span<float> values) {
     // The store has its own copy of the inventory; names identify tensors in both.
     const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
     const auto index = static_cast<int>(position);
-    const int64_t from = run.parts == nullptr ? 0 : run.parts->FirstElem(index, run.options.rank);
-    done_elems += tensor.num_elems;
+    const int64_t part = run.parts == nullptr ? 0 : run.parts->FirstElem(index, run.options.rank);
+    done_elems += std::ssize(values);
     observer.OnPhase("importing the model",
                      static_cast<double>(done_elems) / static_cast<double>(own.num_params()));
     FOREBAY_RETURN_IF_ERROR(
-        ReadTensor(*source.reader, *source.tensors[position], from, stop, values));
+        ReadTensor(*source.reader, *source.tensors[position], part + first_elem, stop, values));
     return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
   };
   return CreateFilledStore(options, own, fill, first, run.engine.get(), run.budget.get(), stop,

@@ -168,9 +168,10 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   };
   ThreadPool pool(options.num_threads, "init");
   int64_t done = 0;
-  const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
-    FillInitialValues(source.config, tensor, options.seed, 0, values, pool);
-    done += tensor.num_elems;
+  const TensorFiller fill = [&](const TensorSpec& tensor, int64_t first_elem,
+                                std::span<float> values) {
+    FillInitialValues(source.config, tensor, options.seed, first_elem, values, pool);
+    done += std::ssize(values);
     if (progress) {
       progress(static_cast<double>(done) / (2 * static_cast<double>(inventory.num_params())));
     }

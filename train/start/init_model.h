@@ -1,6 +1,6 @@
 // Random weights for a model that exists only as a config.json: as a model folder, or straight into
 // a run's store. Values are made chunk by chunk, so that a model of any size needs the memory of
-// one chunk (folder) or one layer (run).
+// one chunk (folder) or one tile (run).
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import make_model, random_rows, write_rows, write_tokenizer
+from conftest import TINY, make_model, random_rows, read_safetensors, write_rows, write_tokenizer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FOREBAY_DEVICE") == "cuda", reason="the memory of an emulated GPU is the process's, to the kernel"
@@ -113,6 +113,21 @@ def test_a_model_is_made_without_ever_being_whole_in_memory(forebay, task, tmp_p
         print(f"{name}: peak {peak / MIB:.0f} MiB, weights {weights / MIB:.0f} MiB")
         assert peak < 0.75 * weights  # much of it the program's own share
         shutil.rmtree(out)
+
+
+def test_no_tensor_is_whole_in_memory_when_a_model_is_made_or_exported(forebay, tmp_path):
+    # An embedding of 160 MB in fp32.
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TINY | dict(vocab_size=40_000, hidden_size=1024, dtype="bfloat16")))
+    peaks = {
+        "folder": peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={tmp_path / 'folder'}"]),
+        "run": peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={tmp_path / 'run'}", "--run"]),
+    }
+    peaks["export"] = peak_bytes([forebay.binary, "export", tmp_path / "run", f"--out={tmp_path / 'exported'}"])
+    print({name: f"{peak / MIB:.0f} MiB" for name, peak in peaks.items()})
+    assert max(peaks.values()) < 80 * MIB
+    made, exported = (read_safetensors(tmp_path / folder / "model.safetensors") for folder in ("folder", "exported"))
+    assert made.keys() == exported.keys() and all((made[name] == exported[name]).all() for name in made)
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "generate", "plan", "export"])

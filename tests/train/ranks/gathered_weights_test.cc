@@ -41,8 +41,9 @@ struct GatheringRank {
   GatheringRank(const std::string& directory, GatheredFor length, Communicator* communicator)
       : ranks(communicator) {
     const int rank = ranks->rank();
-    const TensorFiller fill = [&](const TensorSpec& tensor, std::span<float> values) {
-      int64_t elem = parts.Offsets(tensor.layer)[rank];
+    const TensorFiller fill = [&](const TensorSpec& tensor, int64_t first_elem,
+                                  std::span<float> values) {
+      int64_t elem = parts.Offsets(tensor.layer)[rank] + first_elem;
       for (float& value : values) value = ValueOf(tensor.layer, elem++);
       return absl::OkStatus();
     };

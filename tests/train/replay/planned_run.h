@@ -45,7 +45,7 @@ class PlannedRun {
       folders.push_back(folder_.Path(fmt::format("store{}", i)));
     }
     int64_t num_filled = 0;
-    const TensorFiller fill = [&](const TensorSpec&, std::span<float> values) {
+    const TensorFiller fill = [&](const TensorSpec&, int64_t, std::span<float> values) {
       const CounterRng random(/*seed=*/2);
       for (float& value : values) value = 0.1f * static_cast<float>(random.Normal(num_filled++));
       return absl::OkStatus();

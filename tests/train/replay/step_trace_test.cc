@@ -87,7 +87,7 @@ class StepTraceTest : public testing::TestWithParam<Variant> {
   }
 
   std::unique_ptr<TensorStore> NewStore(const std::string& name, const OffloadPlan& plan) {
-    const TensorFiller fill = [](const TensorSpec&, std::span<float> values) {
+    const TensorFiller fill = [](const TensorSpec&, int64_t, std::span<float> values) {
       std::ranges::fill(values, 0.01f);
       return absl::OkStatus();
     };
