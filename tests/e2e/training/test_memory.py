@@ -118,7 +118,7 @@ def test_a_model_is_made_without_ever_being_whole_in_memory(forebay, task, tmp_p
 def test_no_tensor_is_whole_in_memory_when_a_model_is_made_or_exported(forebay, tmp_path):
     # An embedding of 160 MB in fp32.
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(TINY | dict(vocab_size=40_000, hidden_size=1024, dtype="bfloat16")))
+    config.write_text(json.dumps(TINY | dict(vocab_size=40_000, hidden_size=1024, dtype="float32")))
     peaks = {
         "folder": peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={tmp_path / 'folder'}"]),
         "run": peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={tmp_path / 'run'}", "--run"]),
