@@ -56,8 +56,11 @@ std::string ProgressText(const ReportedRun& run) {
 
 std::string WearText(const ReportedRun& run) {
   const RunStatistics& statistics = run.statistics;
-  if (statistics.num_steps == 0) return "";
-  const std::string written = BytesText(statistics.written_bytes);
+  if (statistics.num_steps == 0 && !run.record.written.has_value()) return "";
+  const char* about = statistics.written_is_exact ? ""
+                      : run.record.written        ? "about "
+                                                  : "at least ";
+  const std::string written = about + BytesText(statistics.written_bytes);
   if (!(statistics.rated_tbw > 0)) return written;
   return fmt::format("{} = {:.2g} % of a drive of {} TBW", written,
                      100 * statistics.share_of_rated(), statistics.rated_tbw);

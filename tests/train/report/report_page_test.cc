@@ -37,7 +37,7 @@ constexpr char kGoldenText[] = R"(
   memory charged               120 MiB (plan 128 MiB: 93.8 % of it)
   memory of the process        26.0 MiB
   memory budget                1.00 GiB
-  written in all               3.75 MB = 6.2e-07 % of a drive of 600 TBW
+  written in all               at least 3.75 MB = 6.2e-07 % of a drive of 600 TBW
   skipped steps                1
   of the median step
     compute                    125 ms (50.0 %)
