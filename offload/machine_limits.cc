@@ -16,10 +16,10 @@ absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits
   const int64_t available = limits.available_memory_bytes;
   if (ram_bytes == 0) return static_cast<int64_t>(static_cast<double>(available) * kAutoShare);
   if (available > 0 && ram_bytes > available) {
-    return DoesNotFitError(
-        fmt::format("--ram={} is more than this process can have: {} is available now "
-                    "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
-                    FormatBinaryBytes(ram_bytes), FormatBinaryBytes(available), available >> 20));
+    return DoesNotFitError(fmt::format(
+        "--ram={} is more than this process can have: {} is available now "
+        "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
+        FormatBinaryBytes(ram_bytes), FormatBinaryBytesDown(available), available >> 20));
   }
   return ram_bytes;
 }
