@@ -65,6 +65,24 @@ TEST(Report, HasTheFiguresOfARunAsText) {
   EXPECT_TRUE(made.files.empty());
 }
 
+TEST(Report, SettingsThatDifferAreThoseOfTheRunAsPeopleWriteThem) {
+  RecordedRun one, two("two");
+  one.Set("offload", "ram", 314572800);
+  two.Set("offload", "ram", 2147483648);
+  one.Set("offload", "gpu_mem", "auto");
+  two.Set("offload", "gpu_mem", 1048577);
+  one.Set("io", "resume", false);
+  two.Set("io", "resume", true);
+  one.Set("io", "trace", "");
+  two.Set("io", "trace", "trace.json");
+  const MadeReport made = Make({one.folder(), two.folder()}, ReportForm::kText);
+  EXPECT_THAT(made.text, EndsWith("\nsettings that differ\n"
+                                  "  --ram                        book                 300MiB\n"
+                                  "                               two                  2GiB\n"
+                                  "  --gpu_mem                    book                 auto\n"
+                                  "                               two                  1048577\n"));
+}
+
 TEST(Report, OfSeveralRunsHasTheSettingsInWhichTheyDiffer) {
   const RecordedRun one;
   RecordedRun two("two");
