@@ -12,6 +12,9 @@
 namespace forebay {
 namespace {
 
+constexpr const char* kBinaryUnits[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
+constexpr int kNumBinaryUnits = 6;
+
 // Three significant digits; what would round up to `step` is shown in the next unit.
 std::string Scaled(double value, double step, const char* const* units, int num_units) {
   int unit = 0;
@@ -47,8 +50,16 @@ std::string FormatBytes(int64_t bytes) {
 }
 
 std::string FormatBinaryBytes(int64_t bytes) {
-  static constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB"};
-  return Scaled(static_cast<double>(bytes), 1024, kUnits, 6);
+  return Scaled(static_cast<double>(bytes), 1024, kBinaryUnits, kNumBinaryUnits);
+}
+
+std::string FormatBinaryBytesDown(int64_t bytes) {
+  int unit = 0;
+  double value = static_cast<double>(bytes);
+  for (; unit + 1 < kNumBinaryUnits && value >= 1024; ++unit) value /= 1024;
+  const int decimals = unit == 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  const double scale = decimals == 2 ? 100 : decimals == 1 ? 10 : 1;
+  return fmt::format("{:.{}f}{}", std::floor(value * scale) / scale, decimals, kBinaryUnits[unit]);
 }
 
 std::string SizeText(int64_t bytes) {

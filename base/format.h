@@ -14,6 +14,9 @@ namespace forebay {
 std::string FormatBytes(int64_t bytes);
 // "1.00 GiB": powers of 1024, for memory budgets as users state them.
 std::string FormatBinaryBytes(int64_t bytes);
+// The same rounded down, for a budget beside a need that is rounded up: where the need is more, it
+// reads so.
+std::string FormatBinaryBytesDown(int64_t bytes);
 // "1M", "256K", "4096": as flags of sizes take it, exactly.
 std::string SizeText(int64_t bytes);
 // The least whole number of MiB that holds `bytes`, for advice such as "--ram=256MiB".

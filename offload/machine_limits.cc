@@ -22,10 +22,10 @@ absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits
                     available >> 20));
   }
   if (available > 0 && ram_bytes > available) {
-    return DoesNotFitError(
-        fmt::format("--ram={} is more than this process can have: {} is available now "
-                    "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
-                    FormatBinaryBytes(ram_bytes), FormatBinaryBytes(available), available >> 20));
+    return DoesNotFitError(fmt::format(
+        "--ram={} is more than this process can have: {} is available now "
+        "(/proc/meminfo and cgroup limits). Use --ram={}MiB or less, or free memory",
+        FormatBinaryBytes(ram_bytes), FormatBinaryBytesDown(available), available >> 20));
   }
   return ram_bytes;
 }

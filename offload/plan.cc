@@ -490,9 +490,9 @@ class Planner {
     }
     const std::string given =
         options_.ram_bytes > 0
-            ? fmt::format("--ram={}", FormatBinaryBytes(budget))
+            ? fmt::format("--ram={}", FormatBinaryBytesDown(budget))
             : fmt::format("the budget is {} ({:.0f} % of the memory that is available)",
-                          FormatBinaryBytes(budget), kAutoShare * 100);
+                          FormatBinaryBytesDown(budget), kAutoShare * 100);
     const absl::Status error = DoesNotFitError(fmt::format(
         "this run needs at least {} MiB of memory, and {}. The largest parts:{}\nThe least "
         "that works is --ram={}MiB",

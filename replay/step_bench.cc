@@ -117,12 +117,13 @@ class StepBench {
       if (needed_bytes <= report_.budget_bytes) return absl::OkStatus();
     }
     return DoesNotFitError(fmt::format(
-        "replaying a step needs {} of memory for the window, staging tiles and gradients of {} "
+        "replaying a step needs {} MiB of memory for the window, staging tiles and gradients of {} "
         "blocks; {}. {}Use --ram={}MiB or more on a machine that has it",
-        FormatBinaryBytes(needed_bytes), least,
-        options_.ram_bytes > 0 ? fmt::format("--ram is {}", FormatBinaryBytes(report_.budget_bytes))
-                               : fmt::format("{} % of what is available is {}", kRamPercent,
-                                             FormatBinaryBytes(report_.budget_bytes)),
+        MebibytesUp(needed_bytes), least,
+        options_.ram_bytes > 0
+            ? fmt::format("--ram is {}", FormatBinaryBytesDown(report_.budget_bytes))
+            : fmt::format("{} % of what is available is {}", kRamPercent,
+                          FormatBinaryBytesDown(report_.budget_bytes)),
         inputs().offload.gradients_tier == TierChoice::kHost
             ? "With --gradients=nvme, as a run of a model this large has it, less is needed. "
             : "",

@@ -32,6 +32,16 @@ TEST(FormatBytes, RoundsUpIntoTheNextUnit) {
   EXPECT_EQ(FormatBytes(99'990), "100 KB");
 }
 
+TEST(FormatBinaryBytes, RoundedDownAreLessThanANeedThatIsRoundedUp) {
+  const int64_t mib = int64_t{1} << 20;
+  EXPECT_EQ(FormatBinaryBytesDown(943 * mib + mib / 2), "943 MiB");
+  EXPECT_EQ(FormatBinaryBytesDown(1024 * mib), "1.00 GiB");
+  EXPECT_EQ(FormatBinaryBytesDown(1024 * mib - 1), "1023 MiB");
+  EXPECT_EQ(FormatBinaryBytesDown(10309 * mib), "10.0 GiB");
+  EXPECT_EQ(FormatBinaryBytesDown(1'536), "1.50 KiB");
+  EXPECT_EQ(FormatBinaryBytesDown(1'023), "1023 B");
+}
+
 TEST(FormatBinaryBytes, UsesPowersOf1024) {
   EXPECT_EQ(FormatBinaryBytes(1'023), "1023 B");
   EXPECT_EQ(FormatBinaryBytes(int64_t{1} << 30), "1.00 GiB");

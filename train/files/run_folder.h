@@ -29,6 +29,7 @@ struct RunPaths {
         plan(JoinPath(out, "plan.json")),
         algorithms(JoinPath(out, "algorithms.json")),
         metrics(JoinPath(out, "metrics.jsonl")),
+        written(JoinPath(out, "written.json")),
         events(JoinPath(out, "events.log")),
         model(JoinPath(out, "model")),
         exports(JoinPath(out, "exports")) {}
@@ -43,6 +44,7 @@ struct RunPaths {
   std::string plan;                  // plan.json
   std::string algorithms;            // algorithms.json (run_algorithms.h)
   std::string metrics;               // metrics.jsonl
+  std::string written;               // written.json (written_record.h)
   std::string events;                // events.log
   std::string model;                 // model/: the result
   std::string exports;               // exports/

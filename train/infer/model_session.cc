@@ -49,9 +49,10 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
 
 absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes) {
   if (least_bytes <= budget_bytes) return absl::OkStatus();
-  return DoesNotFitError(fmt::format(
-      "this model needs at least {} of memory here, but the budget is {}. Use --ram={}MiB or more",
-      FormatBinaryBytes(least_bytes), FormatBinaryBytes(budget_bytes), MebibytesUp(least_bytes)));
+  return DoesNotFitError(
+      fmt::format("this model needs at least {0} MiB of memory here, but the budget is {1}. Use "
+                  "--ram={0}MiB or more",
+                  MebibytesUp(least_bytes), FormatBinaryBytesDown(budget_bytes)));
 }
 
 absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSessionOptions& options,

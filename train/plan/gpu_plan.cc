@@ -119,10 +119,10 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
                            term.shrink_with.empty() ? "" : "   smaller with " + term.shrink_with);
   }
   const absl::Status error = DoesNotFitError(fmt::format(
-      "the GPU's part of this run needs {}, and its budget is {}: {} are missing. Use "
-      "--gpu_mem={}MiB or more where the card has it, or less of:{}",
-      FormatBinaryBytes(plan.bytes), FormatBinaryBytes(plan.budget_bytes),
-      FormatBinaryBytes(plan.bytes - plan.budget_bytes), MebibytesUp(plan.bytes), largest));
+      "the GPU's part of this run needs {0} MiB, and its budget is {1}: {2} are missing. Use "
+      "--gpu_mem={0}MiB or more where the card has it, or less of:{3}",
+      MebibytesUp(plan.bytes), FormatBinaryBytesDown(plan.budget_bytes),
+      FormatBinaryBytes(plan.bytes - plan.budget_bytes), largest));
   return WithLargestTerm(
       error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().bytes)));
 }

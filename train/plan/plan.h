@@ -63,8 +63,11 @@ struct Plan : OffloadPlan {
   int64_t exports_to_come = 0;
   RankTraffic traffic;    // of each step, with the other ranks
   int64_t num_steps = 0;  // 0: not known
-  // A new run stops after so many for --max_tbw; nullopt: it does not.
+  // The run stops for --max_tbw after so many steps (of a run that is resumed: more) at the
+  // earliest; nullopt: it does not.
   std::optional<int64_t> steps_within_limit;
+  // By the sessions before this one; nullopt: the run is new.
+  std::optional<int64_t> written_before_bytes;
   BlockRecompute recompute;  // of the blocks that there are
   GpuPlan gpu;
   std::string why_no_gpu;                // where --device=auto found none

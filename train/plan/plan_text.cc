@@ -46,10 +46,15 @@ std::string WearLine(const Plan& plan) {
 
 std::string LimitLine(const Plan& plan, const TrainOptions& options) {
   if (!plan.steps_within_limit.has_value()) return "";
+  if (plan.written_before_bytes.has_value()) {
+    return fmt::format(
+        "limit      --max_tbw={} stops the run after {} more steps at the earliest: its sessions "
+        "have written {}\n",
+        options.max_tbw, *plan.steps_within_limit, FormatBytes(*plan.written_before_bytes));
+  }
   return fmt::format(
-      "limit      --max_tbw={} stops a new run after {} steps: making the swap area writes up to "
-      "{} "
-      "of it\n",
+      "limit      --max_tbw={} stops a new run after {} steps at the earliest: making the swap "
+      "area writes up to {} of it\n",
       options.max_tbw, *plan.steps_within_limit, FormatBytes(StoreFillBytes(plan)));
 }
 

@@ -19,8 +19,9 @@ int64_t StoreFillBytes(const Plan& plan);
 // One step writes no more, with a commit, and computed twice where updates are speculative.
 int64_t MostBytesOfAStep(const Plan& plan);
 
-// The steps of a new run until it would stop for --max_tbw; nullopt: without a limit, or where
-// steps write nothing.
+// The steps until the run would stop for --max_tbw, at the earliest: of a new run, or those that
+// follow where the plan has what earlier sessions wrote. nullopt: without a limit, or where neither
+// steps nor commits write anything.
 std::optional<int64_t> StepsWithinLimit(const Plan& plan, const TrainOptions& options);
 
 }  // namespace forebay

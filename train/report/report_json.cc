@@ -65,6 +65,7 @@ Json OfRun(const ReportedRun& run) {
   json["rss_bytes"] = Whole(statistics.rss_bytes);
   json["ram_budget_bytes"] = Whole(record.Planned("ram_budget_bytes"));
   json["written_bytes"] = Whole(statistics.written_bytes);
+  json["written_bytes_exact"] = statistics.written_is_exact;
   json["rated_tbw"] = OrNull(statistics.rated_tbw);
   json["share_of_rated_tbw"] = OrNull(statistics.share_of_rated());
   json["skipped_steps"] = CountOrNull(statistics.num_skipped);

@@ -51,6 +51,16 @@ void ReadPlan(RunRecord& run) {
   }
 }
 
+void ReadWritten(RunRecord& run) {
+  absl::StatusOr<std::optional<WrittenRecord>> written =
+      ReadWrittenRecord(RunPaths(run.folder).written);
+  if (written.ok()) {
+    run.written = *written;
+  } else {
+    run.notes.push_back(MessageOf(written.status()));
+  }
+}
+
 void ReadLength(const Json& run_json, RunRecord& run) {
   const auto fingerprint = run_json.find("fingerprint");
   if (fingerprint == run_json.end() || !fingerprint->is_object()) return;
@@ -70,6 +80,7 @@ absl::StatusOr<RunRecord> ReadRun(const std::string& folder) {
   run.is_in_use = ExitCodeOf(CheckRunIsNotInUse(folder)) == ExitCode::kEnvironment;
   ReadSettings(run);
   ReadPlan(run);
+  ReadWritten(run);
   FOREBAY_ASSIGN_OR_RETURN(ReadMetrics read, ReadMetricsFile(RunPaths(folder).metrics));
   run.metrics = std::move(read.table);
   std::ranges::move(read.notes, std::back_inserter(run.notes));

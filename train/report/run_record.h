@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "forebay/base/json.h"
+#include "forebay/train/files/written_record.h"
 #include "forebay/train/report/metrics_table.h"
 
 namespace forebay {
@@ -21,6 +23,7 @@ struct RunRecord {
   bool is_in_use = false;      // a process works on it
   Json plan = Json::object();  // plan.json; empty where there is none
   MetricsTable metrics;
+  std::optional<WrittenRecord> written;  // written.json; nullopt: there is none
   // Name and value of each option, as flags spell them, in the order of the option table.
   std::vector<std::pair<std::string, std::string>> settings;
   std::vector<std::string> notes;  // what is missing or damaged, for people

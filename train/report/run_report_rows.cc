@@ -1,8 +1,11 @@
 #include "forebay/train/report/run_report_rows.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 #include "fmt/format.h"
@@ -56,8 +59,11 @@ std::string ProgressText(const ReportedRun& run) {
 
 std::string WearText(const ReportedRun& run) {
   const RunStatistics& statistics = run.statistics;
-  if (statistics.num_steps == 0) return "";
-  const std::string written = BytesText(statistics.written_bytes);
+  if (statistics.num_steps == 0 && !run.record.written.has_value()) return "";
+  const char* about = statistics.written_is_exact ? ""
+                      : run.record.written        ? "about "
+                                                  : "at least ";
+  const std::string written = about + BytesText(statistics.written_bytes);
   if (!(statistics.rated_tbw > 0)) return written;
   return fmt::format("{} = {:.2g} % of a drive of {} TBW", written,
                      100 * statistics.share_of_rated(), statistics.rated_tbw);
@@ -198,12 +204,35 @@ std::vector<ReportRow> BreakdownRows(std::span<const ReportedRun> runs) {
   return rows;
 }
 
+namespace {
+
+// Options that change neither the result of a run nor what its steps are like.
+bool IsOfNoConsequence(std::string_view option) {
+  constexpr std::array kNames = {"out", "resume", "dry_run", "stop_after", "trace", "trace_steps"};
+  return std::ranges::find(kNames, option) != kNames.end();
+}
+
+// "300MiB" where the record has 314572800.
+std::string AsWritten(const OptionSpec& option, const std::string& value) {
+  int64_t bytes = 0;
+  const char* end = value.data() + value.size();
+  const bool is_bytes = option.value_name == "SIZE" &&
+                        std::from_chars(value.data(), end, bytes).ptr == end && !value.empty();
+  if (!is_bytes) return value;
+  const std::string text = SizeText(bytes);
+  return text == value ? value : text + "iB";
+}
+
+}  // namespace
+
 std::vector<ReportRow> DifferenceRows(std::span<const ReportedRun> runs) {
   std::vector<ReportRow> rows;
   for (const OptionSpec& option : OptionTable()) {
-    if (option.name == "out") continue;
+    if (IsOfNoConsequence(option.name)) continue;
     ReportRow row = {fmt::format("--{}", option.name), {}};
-    for (const ReportedRun& run : runs) row.values.push_back(run.record.Setting(option.name));
+    for (const ReportedRun& run : runs) {
+      row.values.push_back(AsWritten(option, run.record.Setting(option.name)));
+    }
     if (std::ranges::adjacent_find(row.values, std::not_equal_to<>()) != row.values.end()) {
       rows.push_back(std::move(row));
     }

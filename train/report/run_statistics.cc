@@ -89,6 +89,18 @@ double RatedTbw(const RunRecord& run) {
   return value;
 }
 
+void SetWritten(const RunRecord& run, RunStatistics& statistics) {
+  const bool has_record = run.written.has_value();
+  statistics.written_is_exact = has_record && run.written->ended;
+  statistics.written_bytes = has_record ? static_cast<double>(run.written->bytes) : 0;
+  if (statistics.written_is_exact) return;
+  const std::vector<double> of_steps = run.metrics.Values("write_bytes");
+  for (size_t row = 0; row < of_steps.size(); ++row) {
+    const bool is_since = !has_record || run.metrics.steps()[row] > run.written->step;
+    if (is_since && std::isfinite(of_steps[row])) statistics.written_bytes += of_steps[row];
+  }
+}
+
 }  // namespace
 
 RunStatistics StatisticsOf(const RunRecord& run) {
@@ -103,7 +115,7 @@ RunStatistics StatisticsOf(const RunRecord& run) {
   statistics.write_bytes = Median(metrics.Values("write_bytes"));
   statistics.host_peak_bytes = Most(metrics.Values("host_peak_bytes"));
   statistics.rss_bytes = Most(metrics.Values("rss_bytes"));
-  statistics.written_bytes = Sum(metrics.Values("write_bytes"));
+  SetWritten(run, statistics);
   statistics.rated_tbw = RatedTbw(run);
   statistics.num_skipped = CountOf(metrics.Values("skipped"));
   statistics.num_recomputed = CountOf(metrics.Values("recomputed"));

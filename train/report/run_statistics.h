@@ -35,8 +35,11 @@ struct RunStatistics {
   // The most of any step.
   double host_peak_bytes = kMissing;
   double rss_bytes = kMissing;
-  // All that the steps with times wrote, and its share of what the drive is rated for.
+  // All that the run has written to the disks of its swap area, and its share of what the drive is
+  // rated for. Exact where the last session has ended; else the steps since count as far as they
+  // have lines, and where the run has no record of it nothing but those.
   double written_bytes = 0;
+  bool written_is_exact = false;
   double rated_tbw = kMissing;
   double share_of_rated() const { return written_bytes / (rated_tbw * 1e12); }
   // -1: no line says whether its step was.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <optional>
 #include <utility>
 
 #include "fmt/chrono.h"
@@ -16,76 +15,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file_space.h"
 #include "forebay/base/format.h"
+#include "forebay/train/files/metrics_lines.h"
 
 namespace forebay {
 namespace {
-
-// -1: not a line of a step.
-int64_t StepOf(const absl::StatusOr<Json>& line) {
-  if (!line.ok() || !line->is_object() || !line->contains("step")) return -1;
-  return IntegerOf((*line)["step"]).value_or(-1);
-}
-
-// The lines of a file, from its last to its first. Whatever its size, a few lines are in memory.
-class LinesFromTheEnd {
- public:
-  // `fd` and `path` must outlive it.
-  LinesFromTheEnd(int fd, const std::string& path, int64_t size_bytes)
-      : fd_(fd), path_(path), buffer_begin_(size_bytes) {}
-
-  struct Line {
-    int64_t begin_bytes = 0;
-    int64_t end_bytes = 0;  // behind its newline
-    std::string_view text;  // until the next call; of a line that is too long, its beginning
-  };
-  // The first is what lies behind the last newline: nothing, or a line that was torn. Nothing
-  // before the first line of the file. StorageError.
-  absl::StatusOr<std::optional<Line>> Previous() {
-    while (!buffer_.empty()) {
-      const size_t newline =
-          buffer_.size() < 2 ? std::string::npos : buffer_.rfind('\n', buffer_.size() - 2);
-      if (newline != std::string::npos || buffer_begin_ == 0) {
-        return Take(newline == std::string::npos ? 0 : newline + 1);
-      }
-      // A line that is too long is none of ours: its end is forgotten.
-      if (std::ssize(buffer_) > LineLog::kMaxLineBytes) buffer_ = "\n";
-      FOREBAY_RETURN_IF_ERROR(ReadMore());
-    }
-    return std::nullopt;
-  }
-
- private:
-  Line Take(size_t begin) {
-    taken_ = buffer_.substr(begin);
-    taken_.pop_back();
-    buffer_.resize(begin);
-    Line line;
-    line.begin_bytes = buffer_begin_ + static_cast<int64_t>(begin);
-    line.end_bytes = std::exchange(end_bytes_, line.begin_bytes);
-    line.text = taken_;
-    return line;
-  }
-
-  absl::Status ReadMore() {
-    constexpr int64_t kMostBytes = 16384;
-    const int64_t bytes = std::min(kMostBytes, buffer_begin_);
-    std::string more(static_cast<size_t>(bytes), '\0');
-    FOREBAY_RETURN_IF_ERROR(
-        PreadAll(fd_, std::as_writable_bytes(std::span(more)), buffer_begin_ - bytes, path_));
-    buffer_begin_ -= bytes;
-    buffer_.insert(0, more);
-    return absl::OkStatus();
-  }
-
-  const int fd_;
-  const std::string& path_;
-  int64_t buffer_begin_;  // in the file
-  int64_t end_bytes_ = buffer_begin_;
-  // Bytes that were read and not taken. They end with a newline: at first with one that the file
-  // need not have.
-  std::string buffer_ = "\n";
-  std::string taken_;
-};
 
 // The part of a file that is kept: up to where, and its last line.
 struct KeptLines {
@@ -105,7 +38,7 @@ absl::StatusOr<KeptLines> LinesUpTo(int64_t committed_step, int fd, const std::s
     if (!line.has_value()) break;
     if (line->text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     absl::StatusOr<Json> json = ParseJson(line->text, path);
-    const int64_t step = StepOf(json);
+    const int64_t step = StepOfLine(json);
     if (step < 0) {
       ++kept.num_damaged;
     } else if (step > committed_step) {
@@ -213,30 +146,13 @@ absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t com
                                             const Json& committed_line) {
   AlignedMetrics aligned;
   if (FileExists(path)) FOREBAY_RETURN_IF_ERROR(AlignExisting(path, committed_step, aligned));
-  if (StepOf(aligned.line) == committed_step) return aligned;
+  if (StepOfLine(aligned.line) == committed_step) return aligned;
   aligned.line = Json();
-  if (StepOf(committed_line) != committed_step) return aligned;
+  if (StepOfLine(committed_line) != committed_step) return aligned;
   FOREBAY_ASSIGN_OR_RETURN(LineLog log, LineLog::Open(path));
   FOREBAY_RETURN_IF_ERROR(log.Append(committed_line.dump()));
   aligned.line = committed_line;
   return aligned;
-}
-
-int64_t WriteBytesInMetrics(const std::string& path, int64_t step) {
-  const absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY | O_NOFOLLOW);
-  const absl::StatusOr<int64_t> size_bytes = FileSize(path);
-  if (!fd.ok() || !size_bytes.ok()) return 0;
-  LinesFromTheEnd lines(fd->get(), path, *size_bytes);
-  int64_t sum = 0;
-  for (;;) {
-    const auto line = lines.Previous();
-    if (!line.ok() || !line->has_value()) return sum;
-    const absl::StatusOr<Json> json = ParseJson((*line)->text, path);
-    const int64_t step_of_line = StepOf(json);
-    if (step_of_line < 0) continue;
-    if (step_of_line <= step) return sum;
-    if (json->contains("write_bytes")) sum += IntegerOf((*json)["write_bytes"]).value_or(0);
-  }
 }
 
 std::string WithTimestamp(std::string_view text) {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
+#include "forebay/train/files/metrics_lines.h"
 
 namespace forebay {
 
@@ -30,7 +31,7 @@ class LineLog {
   // Puts `line` in the place of the last one. Requires: the log has lines, the last of at most
   // kMaxLineBytes.
   absl::Status ReplaceLast(std::string_view line);
-  static constexpr int64_t kMaxLineBytes = int64_t{64} << 10;
+  static constexpr int64_t kMaxLineBytes = LinesFromTheEnd::kMaxLineBytes;
 
  private:
   UniqueFd fd_;
@@ -60,10 +61,6 @@ struct AlignedMetrics {
 // read is set aside, under a name with ".unreadable", and noted.
 absl::StatusOr<AlignedMetrics> AlignMetrics(const std::string& path, int64_t committed_step,
                                             const Json& committed_line);
-
-// The sum of "write_bytes" over the lines of steps after `step`, as far as they can be read: a log
-// that is lost stops no run.
-int64_t WriteBytesInMetrics(const std::string& path, int64_t step);
 
 // "2026-11-21T08:30:00Z text".
 std::string WithTimestamp(std::string_view text);

@@ -52,18 +52,28 @@ void SessionTotals::Add(const StepCost& cost) {
   ++num_steps;
   seconds += cost.step_s;
   num_tokens += cost.num_tokens;
-  read_bytes += cost.after.io.submitted_read_bytes - cost.before.io.submitted_read_bytes;
-  write_bytes += cost.after.io.write_bytes - cost.before.io.write_bytes;
+  ++read_bytes_[cost.after.io.submitted_read_bytes - cost.before.io.submitted_read_bytes];
+  ++write_bytes_[cost.after.io.write_bytes - cost.before.io.write_bytes];
+}
+
+int64_t SessionTotals::Median(const StepsByBytes& steps) {
+  int64_t num_steps = 0;
+  for (const auto& [bytes, count] : steps) num_steps += count;
+  int64_t behind = (num_steps - 1) / 2;  // of two in the middle the smaller one
+  for (const auto& [bytes, count] : steps) {
+    if (behind < count) return bytes;
+    behind -= count;
+  }
+  return 0;
 }
 
 Json RunSummary(const SessionTotals& totals, int64_t num_skipped, const PreparedRun& run,
                 RunSession& session) {
   const int64_t steps = totals.num_steps;
-  const auto per_step = [&](int64_t bytes) { return steps > 0 ? bytes / steps : 0; };
   const TensorStore& store = session.store();
   const int64_t params = store.inventory().num_params();
-  const int64_t read = per_step(totals.read_bytes);
-  const int64_t write = per_step(totals.write_bytes);
+  const int64_t read = totals.median_read_bytes();
+  const int64_t write = totals.median_write_bytes();
   Json summary;
   summary["steps"] = steps;
   summary["num_steps"] = run.num_steps;

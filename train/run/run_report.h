@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <map>
 
 #include "forebay/aio/engine.h"
 #include "forebay/base/activity.h"
@@ -42,11 +43,21 @@ class SessionTotals {
   int64_t num_steps = 0;
   double seconds = 0;
   int64_t num_tokens = 0;
-  int64_t read_bytes = 0;
-  int64_t write_bytes = 0;
+  // Of the step in the middle, as `report` has them: the first step of a session reads more, and
+  // leaves its update's writes to the second. 0 before the first one.
+  int64_t median_read_bytes() const { return Median(read_bytes_); }
+  int64_t median_write_bytes() const { return Median(write_bytes_); }
   double first_eval_loss = std::nan("");
   double last_eval_loss = std::nan("");
   double last_loss = std::nan("");
+
+ private:
+  // How many steps moved so many bytes: of the longest run there are a few.
+  using StepsByBytes = std::map<int64_t, int64_t>;
+  static int64_t Median(const StepsByBytes& steps);
+
+  StepsByBytes read_bytes_;
+  StepsByBytes write_bytes_;
 };
 
 // `num_skipped`: steps of the whole run that were no updates; -1: it has none such.

@@ -73,6 +73,7 @@ class TrainingRun {
     if (status.ok()) status = OpenMetrics();
     if (status.ok()) status = TrainAndExport();
     status = exports_->End(status);
+    NoteWritten(status);
     if (!status.ok()) observer_.Log(MessageOf(status));
     if (session_ != nullptr) trace_.End(session_->store().inventory(), observer_);
     trace_.Join(observer_);
@@ -102,10 +103,12 @@ class TrainingRun {
   bool Exports() const { return prepared_.options.export_format != ExportFormat::kNone; }
   Json CommitState();
   void AfterCommit();
+  void NoteWritten(const absl::Status& status);
   absl::Status SaveWhatIsDone();
   absl::Status AfterError(const absl::Status& error);
   // `go_on_with`: what the command that continues has beside.
   absl::Status StopInMidStep(const absl::Status& reason, std::string_view go_on_with = "--resume");
+  absl::Status StopForWriteLimit(const absl::Status& reason);
   absl::Status AfterStep(int64_t step, Json& line);
   absl::StatusOr<double> EvaluateHeldOut();
   absl::Status BeforeWriting();
@@ -183,7 +186,7 @@ absl::Status TrainingRun::OpenSession() {
                            .first_part = environment_.rank(),
                            .num_own_parts = options_.data_parallel});
   NoteMachine(prepared_, *session_, observer_);
-  return absl::OkStatus();
+  return write_limit_->Begin(committed_step());
 }
 
 // Of the step after the committed one, when a crash left its gradients whole.
@@ -287,7 +290,7 @@ absl::Status TrainingRun::RunSteps() {
     const absl::Status may_write = write_limit_->CheckNextStep();
     absl::Status status =
         AgreeToGoOn(may_write.ok() && stop_() ? InterruptedError("stopped on request") : may_write);
-    if (!may_write.ok()) return StopInMidStep(may_write, "--resume and a larger --max_tbw");
+    if (!may_write.ok()) return StopForWriteLimit(may_write);
     if (status.ok()) status = RunStep(step);
     if (ExitCodeOf(status) == ExitCode::kInterrupted) return StopInMidStep(status);
     if (!status.ok()) return AfterError(status);
@@ -341,6 +344,21 @@ absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and {}",
       MessageOf(reason), committed_step(), prepared_.num_steps, go_on_with));
+}
+
+// How much is written is known when all is saved.
+absl::Status TrainingRun::StopForWriteLimit(const absl::Status& reason) {
+  const absl::Status stopped = StopInMidStep(reason, "--resume and a larger --max_tbw");
+  if (ExitCodeOf(stopped) != ExitCode::kInterrupted) return stopped;
+  return InterruptedError(fmt::format("{}. {}", MessageOf(stopped), write_limit_->WhyNoMore()));
+}
+
+// A session that an error ended may have writes under way, so that its record stays one that was
+// cut off. The count of a run without a record is larger, and never too small.
+void TrainingRun::NoteWritten(const absl::Status& status) {
+  if (!status.ok() && ExitCodeOf(status) != ExitCode::kInterrupted) return;
+  const absl::Status noted = write_limit_->End(committed_step());
+  if (!noted.ok()) Note(MessageOf(noted));
 }
 
 absl::Status TrainingRun::RunStep(int64_t step) {

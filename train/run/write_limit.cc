@@ -6,8 +6,8 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/train/files/committed_trainer.h"
+#include "forebay/train/files/written_record.h"
 #include "forebay/train/plan/write_budget.h"
-#include "forebay/train/run/metrics.h"
 
 namespace forebay {
 namespace {
@@ -28,15 +28,18 @@ WriteLimit::WriteLimit(const PreparedRun& run)
 
 WriteLimit WriteLimit::Create(const PreparedRun& run) {
   WriteLimit limit(run);
-  if (!run.resumed) return limit;
-  const CommitInfo& committed = run.store->committed();
-  // A run of an earlier version has none, nor has the commit that the store is made with.
-  const bool is_known = committed.trainer.contains(kWrittenBytesKey);
-  limit.before_bytes_ =
-      is_known ? committed.trainer[kWrittenBytesKey].get<int64_t>() : StoreFillBytes(run.plan);
-  limit.before_bytes_ +=
-      limit.step_bytes_ + WriteBytesInMetrics(run.paths.metrics, is_known ? committed.step : 0);
+  limit.before_bytes_ = run.plan.written_before_bytes.value_or(0);
   return limit;
+}
+
+absl::Status WriteLimit::Begin(int64_t committed_step) const {
+  return WriteWrittenRecord(run_->paths.written,
+                            {.bytes = written_bytes(), .step = committed_step, .ended = false});
+}
+
+absl::Status WriteLimit::End(int64_t committed_step) const {
+  return WriteWrittenRecord(run_->paths.written,
+                            {.bytes = written_bytes(), .step = committed_step, .ended = true});
 }
 
 int64_t WriteLimit::written_bytes() const {
@@ -50,10 +53,14 @@ void WriteLimit::AddTo(Json& trainer) const {
 absl::Status WriteLimit::CheckNextStep() const {
   const int64_t written = written_bytes();
   if (limit_bytes_ == 0 || written + 2 * step_bytes_ <= limit_bytes_) return absl::OkStatus();
-  return InterruptedError(fmt::format(
-      "stopped, as --max_tbw={} asks: the sessions of this run have written {} to the disks of its "
-      "store, and one more step, with what saves it, may write {},",
-      run_->options.max_tbw, FormatBytes(written), FormatBytes(2 * step_bytes_)));
+  return InterruptedError(fmt::format("stopped, as --max_tbw={} asks,", run_->options.max_tbw));
+}
+
+std::string WriteLimit::WhyNoMore() const {
+  return fmt::format(
+      "The sessions of this run have written {} to the disks of its swap area, and one more step, "
+      "with what saves it, may write {}",
+      FormatBytes(written_bytes()), FormatBytes(2 * step_bytes_));
 }
 
 void WriteLimit::AfterStep(int64_t write_bytes) {

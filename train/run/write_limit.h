@@ -1,5 +1,6 @@
 // Counts what all sessions of a run write to the disks of its store, as the engine has it, and
-// makes the stop that --max_tbw asks for before that is too much. The sum goes with every commit.
+// makes the stop that --max_tbw asks for before that is too much. The sum goes with every commit,
+// and at the end of a session, where it is whole, to written.json.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,13 @@ namespace forebay {
 // Owned by the training thread.
 class WriteLimit {
  public:
-  // For a run that is resumed, what was written after its commit counts too: by the steps that
-  // metrics.jsonl has lines of, and by one that has none.
   static WriteLimit Create(const PreparedRun& run);
+
+  // Notes that a session has begun at what is written by now, which makes the last one's end a
+  // thing of the past. Before anything of a step is written. StorageError.
+  absl::Status Begin(int64_t committed_step) const;
+  // Notes what is written in all, once the session at `committed_step` writes nothing more.
+  absl::Status End(int64_t committed_step) const;
 
   // Written by all sessions up to now.
   int64_t written_bytes() const;
@@ -27,6 +32,8 @@ class WriteLimit {
 
   // InterruptedError where one more step, and saving what it leaves, might be more than the limit.
   absl::Status CheckNextStep() const;
+  // For the message of that stop, once all is saved: what is written by now, and why no step more.
+  std::string WhyNoMore() const;
   // To be told of each step.
   void AfterStep(int64_t write_bytes);
 

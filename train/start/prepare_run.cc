@@ -17,6 +17,7 @@
 #include "forebay/train/files/pack_cache.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/swap_area.h"
+#include "forebay/train/files/written_record.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/calibration.h"
@@ -82,6 +83,14 @@ absl::StatusOr<MachineLimits> AskLimits(const PreparedRun& run, DiskProfile& pro
   return limits;
 }
 
+// What the sessions before this one wrote, and what that leaves of --max_tbw.
+void CountWrittenBefore(PreparedRun& run) {
+  run.plan.written_before_bytes = WrittenBefore(
+      run.paths, run.store->committed(),
+      {.making_bytes = StoreFillBytes(run.plan), .step_bytes = MostBytesOfAStep(run.plan)});
+  run.plan.steps_within_limit = StepsWithinLimit(run.plan, run.options);
+}
+
 // The plan, and for a new run the engine and the shares of its folders. Trying an engine, or the
 // speed of a disk, writes a small file: only when the plan has found room, in whatever shares.
 absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
@@ -106,6 +115,7 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
     MachineLimits known = limits;
     Calibration::OfThisUser().AddTo(run.config, run.options, known);
     FOREBAY_ASSIGN_OR_RETURN(run.plan, MakePlan(run.config, run.options, known));
+    if (run.resumed) CountWrittenBefore(run);
     return absl::OkStatus();
   };
   FOREBAY_RETURN_IF_ERROR(plan());

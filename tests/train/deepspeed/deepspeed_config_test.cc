@@ -14,6 +14,7 @@
 namespace forebay {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 class DeepSpeedFile : public testing::Test {
@@ -137,6 +138,15 @@ TEST_F(DeepSpeedFile, SizesOfSeveralRanks) {
             Json::parse(R"({"batch": 8, "accum": 2})"));
   EXPECT_THAT(data(R"({"train_batch_size": 9, "gradient_accumulation_steps": 2})").dump(),
               HasSubstr("of each of 4 ranks"));
+}
+
+TEST_F(DeepSpeedFile, OfAutotuningOneNoteNamesTheFlag) {
+  const auto config = ReadDeepSpeedConfig(
+      Write(R"({"gradient_clipping": 1, "autotuning": {"enabled": true, "fast": false,
+                "metric": "latency", "tuner_num_trials": 7}})"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->notes, testing::ElementsAre(AllOf(HasSubstr("autotuning is ignored"),
+                                                        HasSubstr("`forebay train --autotune`"))));
 }
 
 TEST_F(DeepSpeedFile, AutotuningSaysWhatIsTried) {

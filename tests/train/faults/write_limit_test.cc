@@ -6,12 +6,15 @@
 #include <fstream>
 #include <string>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/format.h"
 #include "forebay/tests/train/faults/breaking_disk.h"
 #include "forebay/tests/train/faults/fault_suite.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/swap_area.h"
+#include "forebay/train/files/written_record.h"
 #include "forebay/train/run/metrics.h"
 #include "gmock/gmock.h"
 
@@ -47,6 +50,15 @@ class WriteLimitTest : public testing::Test {
     EXPECT_TRUE(store.ok()) << store.status();
     return (*store)->committed().trainer[kWrittenBytesKey].get<int64_t>();
   }
+  // As written.json has it, where the last session has ended.
+  static int64_t RecordedBytes(const std::string& out) {
+    const auto record = ReadWrittenRecord(RunPaths(out).written);
+    EXPECT_TRUE(record.ok() && record->has_value() && (*record)->ended) << record.status();
+    return (*record)->bytes;
+  }
+  static std::string Written(const CountingDisk& disk) {
+    return fmt::format("have written {} to the disks", FormatBytes(disk.written_bytes));
+  }
   static int64_t MostOfAStep(const std::string& out) {
     int64_t most = 0;
     std::ifstream file(RunPaths(out).metrics);
@@ -76,6 +88,8 @@ TEST_F(WriteLimitTest, StopsBeforeItAndGoesOnToTheSameBitsWithALargerOne) {
                                           HasSubstr("--resume and a larger --max_tbw")));
     EXPECT_LE(disk.written_bytes, limit);
     EXPECT_GT(disk.written_bytes, limit - 3 * step_bytes);
+    EXPECT_EQ(RecordedBytes(options.out), disk.written_bytes);
+    EXPECT_THAT(MessageOf(stopped), HasSubstr(Written(disk)));
     EXPECT_GT(StepsInMetrics(options.out).size(), 1u);
 
     const int64_t before = disk.written_bytes;
@@ -87,6 +101,8 @@ TEST_F(WriteLimitTest, StopsBeforeItAndGoesOnToTheSameBitsWithALargerOne) {
     // Opening a store writes a block of its record and of the copy.
     EXPECT_LE(disk.written_bytes, before + 2 * kIoAlignBytes);
     EXPECT_LE(disk.written_bytes, limit);
+    EXPECT_EQ(RecordedBytes(options.out), disk.written_bytes);
+    EXPECT_THAT(MessageOf(again), HasSubstr(Written(disk)));
     EXPECT_EQ(StepsInMetrics(options.out), steps);
 
     options.max_tbw *= 4;
@@ -94,6 +110,7 @@ TEST_F(WriteLimitTest, StopsBeforeItAndGoesOnToTheSameBitsWithALargerOne) {
     EXPECT_EQ(*ResultOf(options.out), *ResultOf(Options("whole").out));
     // But for the last commit's own record and checksums.
     EXPECT_GE(WrittenBytes(options.out), disk.written_bytes - step_bytes / 2);
+    EXPECT_EQ(RecordedBytes(options.out), disk.written_bytes);
   }
 }
 
@@ -130,6 +147,23 @@ TEST_F(WriteLimitTest, ACrashLosesNothingOfTheCount) {
     if (last_step == 2) continue;
     EXPECT_LE(WrittenBytes(options.out), disk.written_bytes + 3 * step_bytes);
   }
+}
+
+// What a crash loses of the first session's lines is not lost of the count by a second one.
+TEST_F(WriteLimitTest, TwoCrashesBeforeACommitBothCount) {
+  TrainOptions options = Options("run");
+  options.commit_every = 5;
+  CountingDisk disk;
+  for (int crash = 0; crash < 3; ++crash) {
+    disk.broken = false;
+    BreakingObserver observer(&disk, 4);
+    const absl::Status crashed = TrainToy(options, OnDisk(&disk), observer);
+    EXPECT_EQ(ExitCodeOf(crashed), ExitCode::kStorage) << crashed;
+    options.resume = true;
+  }
+  disk.broken = false;
+  ASSERT_EQ(TrainToy(options, OnDisk(&disk)), absl::OkStatus());
+  EXPECT_GE(RecordedBytes(options.out), disk.written_bytes);
 }
 
 TEST_F(WriteLimitTest, ALimitBelowTheFirstStepIsRefusedBeforeTheRunIsMade) {

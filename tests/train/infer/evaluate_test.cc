@@ -10,6 +10,7 @@
 #include "forebay/tests/data/packed_bytes.h"
 #include "forebay/tests/model/decoder/tiny_models.h"
 #include "forebay/tests/temporary_folder.h"
+#include "forebay/train/infer/model_session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -178,6 +179,14 @@ TEST_P(EvaluateTest, RowsLongerThanTheModelsPositionsAreRefused) {
   const auto result = Run(1);
   EXPECT_EQ(ExitCodeOf(result.status()), ExitCode::kBadInput);
   EXPECT_THAT(MessageOf(result.status()), HasSubstr("Pack it with --seq=64 or less"));
+}
+
+TEST(CheckModelFits, TheNeedIsSaidToBeMoreThanTheBudget) {
+  const int64_t mib = int64_t{1} << 20;
+  EXPECT_EQ(CheckModelFits(943 * mib, 943 * mib), absl::OkStatus());
+  EXPECT_THAT(MessageOf(CheckModelFits(943 * mib + 400'000, 943 * mib + 300'000)),
+              HasSubstr("needs at least 944 MiB of memory here, but the budget is 943 MiB. Use "
+                        "--ram=944MiB"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Plans beside what runs of them do: the bytes that a step moves and the memory that is taken, over
-// configurations that are drawn. Seconds are bench/plan_actual.py's.
+// configurations that are drawn. For seconds there is bench/plan_seconds.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

@@ -37,7 +37,7 @@ constexpr char kGoldenText[] = R"(
   memory charged               120 MiB (plan 128 MiB: 93.8 % of it)
   memory of the process        26.0 MiB
   memory budget                1.00 GiB
-  written in all               3.75 MB = 6.2e-07 % of a drive of 600 TBW
+  written in all               at least 3.75 MB = 6.2e-07 % of a drive of 600 TBW
   skipped steps                1
   of the median step
     compute                    125 ms (50.0 %)
@@ -63,6 +63,24 @@ TEST(Report, HasTheFiguresOfARunAsText) {
   const MadeReport made = Make({run.folder()}, ReportForm::kText);
   EXPECT_EQ(made.text, run.folder() + kGoldenText);
   EXPECT_TRUE(made.files.empty());
+}
+
+TEST(Report, SettingsThatDifferAreThoseOfTheRunAsPeopleWriteThem) {
+  RecordedRun one, two("two");
+  one.Set("offload", "ram", 314572800);
+  two.Set("offload", "ram", 2147483648);
+  one.Set("offload", "gpu_mem", "auto");
+  two.Set("offload", "gpu_mem", 1048577);
+  one.Set("io", "resume", false);
+  two.Set("io", "resume", true);
+  one.Set("io", "trace", "");
+  two.Set("io", "trace", "trace.json");
+  const MadeReport made = Make({one.folder(), two.folder()}, ReportForm::kText);
+  EXPECT_THAT(made.text, EndsWith("\nsettings that differ\n"
+                                  "  --ram                        book                 300MiB\n"
+                                  "                               two                  2GiB\n"
+                                  "  --gpu_mem                    book                 auto\n"
+                                  "                               two                  1048577\n"));
 }
 
 TEST(Report, OfSeveralRunsHasTheSettingsInWhichTheyDiffer) {

@@ -49,6 +49,20 @@ TEST(RunStatistics, OfARecordedRun) {
   EXPECT_EQ(statistics.num_recomputed, -1);
 }
 
+TEST(RunStatistics, WhatIsWrittenInAllIsWhatTheRunSaysOfIt) {
+  RunRecord run = RecordOf({R"({"step":1,"write_bytes":10})", R"({"step":2,"write_bytes":200})"});
+  EXPECT_EQ(StatisticsOf(run).written_bytes, 210);
+  EXPECT_FALSE(StatisticsOf(run).written_is_exact);
+  // With the making of the swap area, and what the last stop saved.
+  run.written = {.bytes = 5000, .step = 2, .ended = true};
+  EXPECT_EQ(StatisticsOf(run).written_bytes, 5000);
+  EXPECT_TRUE(StatisticsOf(run).written_is_exact);
+  // A session that goes on.
+  run.written = {.bytes = 3000, .step = 1, .ended = false};
+  EXPECT_EQ(StatisticsOf(run).written_bytes, 3200);
+  EXPECT_FALSE(StatisticsOf(run).written_is_exact);
+}
+
 TEST(RunStatistics, OfARunWithoutStepsAreMissing) {
   const RunStatistics statistics = StatisticsOf(RunRecord());
   EXPECT_EQ(statistics.num_steps, 0);
