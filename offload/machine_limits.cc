@@ -30,4 +30,12 @@ absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits
   return ram_bytes;
 }
 
+absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes) {
+  if (least_bytes <= budget_bytes) return absl::OkStatus();
+  return DoesNotFitError(
+      fmt::format("this model needs at least {0} MiB of memory here, but the budget is {1}. Use "
+                  "--ram={0}MiB or more",
+                  MebibytesUp(least_bytes), FormatBinaryBytesDown(budget_bytes)));
+}
+
 }  // namespace forebay

@@ -65,6 +65,9 @@ inline constexpr double kAutoShare = 0.8;
 // DoesNotFitError where it is more than that.
 absl::StatusOr<int64_t> RamBudget(int64_t ram_bytes, const MachineLimits& limits);
 
+// DoesNotFitError that names the least --ram, where the budget is smaller than that.
+absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes);
+
 // The folders, by their position in `disks`, that share the space and the speed of a file system;
 // by its number.
 using FoldersOfDisks = std::map<uint64_t, std::vector<size_t>>;

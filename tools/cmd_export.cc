@@ -9,6 +9,7 @@
 #include "forebay/tools/commands.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
+#include "forebay/tools/ram_flag.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/train/export/export_run.h"
 
@@ -30,10 +31,12 @@ class ExportCommand : public Command {
     app.add_option("--dtype", dtype_, "of the weights (default: that of the run's)")
         ->type_name("bf16|fp16|fp32")
         ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+    ram_.Declare(app);
   }
 
   absl::Status Run(const CommandContext& context) override {
     options_.dtype = DTypeOf(dtype_);
+    FOREBAY_ASSIGN_OR_RETURN(options_.ram_bytes, ram_.Read());
     FOREBAY_RETURN_IF_ERROR(CatchStopSignals("\nforebay: stopping; once more ends at once\n"));
     ProgressLine progress;
     options_.progress = [&](double fraction) {
@@ -63,6 +66,7 @@ class ExportCommand : public Command {
  private:
   ExportRunOptions options_;
   std::string dtype_;  // "": not given
+  RamFlag ram_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "forebay/tools/number_checks.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
+#include "forebay/tools/ram_flag.h"
 #include "forebay/train/start/init_model.h"
 
 namespace forebay {
@@ -30,10 +31,12 @@ class InitCommand : public Command {
     app.add_option("--dtype", options_.dtype, "of the weights (default: the config's)")
         ->type_name("bf16|fp16|fp32")
         ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+    ram_.Declare(app);
   }
 
   absl::Status Run(const CommandContext& context) override {
     options_.num_threads = DefaultThreads();
+    FOREBAY_ASSIGN_OR_RETURN(options_.ram_bytes, ram_.Read());
     ProgressLine progress;
     FOREBAY_ASSIGN_OR_RETURN(const InitResult result, InitModel(options_, [&](double fraction) {
                                progress.Show("writing random weights", fraction);
@@ -63,6 +66,7 @@ class InitCommand : public Command {
 
  private:
   InitOptions options_;
+  RamFlag ram_;
 };
 
 }  // namespace

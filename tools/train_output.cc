@@ -135,11 +135,12 @@ void TrainOutput::OnPhase(const std::string& phase, double fraction) {
   // Without a terminal a phase is announced once.
   if (phase != phase_) PrintTo(options_.progress, "{}\n", phase);
   phase_ = phase;
+  live_.Show(phase, fraction);
 }
 
 void TrainOutput::OnProgress(int64_t step, int64_t num_steps, double fraction) {
   phase_.clear();
-  live_.Show(fmt::format("step {}/{}", step, num_steps), fraction);
+  if (options_.live) live_.Show(fmt::format("step {}/{}", step, num_steps), fraction);
 }
 
 void TrainOutput::OnStep(const Json& metrics) {

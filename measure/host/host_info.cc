@@ -22,6 +22,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/file_system.h"
 #include "forebay/base/numbers_in_text.h"
+#include "forebay/measure/host/physical_disks.h"
 #include "forebay/memory/numa.h"
 
 namespace forebay {
@@ -213,13 +214,11 @@ absl::StatusOr<StorageInfo> AskStorage(const std::string& directory, const std::
   const MountEntry mount = MountOf(error ? directory : real.string(), info.st_dev, root);
   storage.fs = mount.fs.empty() ? FileSystemAt(directory) : mount.fs;
   storage.mount_options = mount.options;
-  const fs::path device = fs::canonical(
-      fmt::format("{}/sys/dev/block/{}:{}", root, ::major(info.st_dev), ::minor(info.st_dev)),
-      error);
-  storage.device = error ? DeviceName(info.st_dev) : device.filename().string();
-  if (!error) {
+  storage.device_folder = BlockDeviceFolder(info.st_dev, root);
+  const fs::path device = storage.device_folder;
+  storage.device = device.empty() ? DeviceName(info.st_dev) : device.filename().string();
+  if (!device.empty()) {
     storage.queue = QueueOf(device);
-    storage.device_folder = device.string();
     storage.pcie = LinkOf(storage.device_folder);
     storage.heat = HeatOf(storage.device_folder);
   }

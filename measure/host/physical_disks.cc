@@ -1,9 +1,13 @@
 #include "forebay/measure/host/physical_disks.h"
 
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
 
+#include "fmt/format.h"
 #include "forebay/base/file.h"
 
 namespace forebay {
@@ -36,6 +40,25 @@ void AddDisks(const fs::path& device, int level, std::vector<std::string>& disks
 std::vector<std::string> PhysicalDisks(const std::string& device_folder) {
   std::vector<std::string> disks;
   if (!device_folder.empty()) AddDisks(device_folder, 0, disks);
+  return disks;
+}
+
+std::string BlockDeviceFolder(dev_t device, const std::string& root) {
+  std::error_code error;
+  const fs::path folder = fs::canonical(
+      fmt::format("{}/sys/dev/block/{}:{}", root, ::major(device), ::minor(device)), error);
+  return error ? "" : folder.string();
+}
+
+std::vector<std::string> PhysicalDisksOf(const std::vector<std::string>& folders) {
+  std::vector<std::string> disks;
+  for (const std::string& folder : folders) {
+    struct stat info = {};
+    if (::stat(folder.c_str(), &info) != 0) continue;
+    for (const std::string& disk : PhysicalDisks(BlockDeviceFolder(info.st_dev))) {
+      if (std::ranges::find(disks, disk) == disks.end()) disks.push_back(disk);
+    }
+  }
   return disks;
 }
 

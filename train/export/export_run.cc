@@ -10,9 +10,12 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/json.h"
+#include "forebay/offload/machine_limits.h"
+#include "forebay/offload/plan.h"
 #include "forebay/swap/store/store_snapshot.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/export/export.h"
+#include "forebay/train/export/export_weights.h"
 #include "forebay/train/export/run_state.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/run_files.h"
@@ -59,6 +62,16 @@ absl::Status FindModelOf(const std::string& run_directory, const Json& run, cons
                            JoinPath(model.origin, kConfigName));
 }
 
+// Memory of the process: the stores have their checksums there.
+int64_t LeastBytesOf(const RunState& state) {
+  int64_t bytes = kRuntimeBytes + kExportBytes;
+  for (int part = 0; part < state.parts().num_parts(); ++part) {
+    const TensorStore& store = state.parts().store(part);
+    bytes += TensorStore::SealBytes(store.tiles(), store.num_slots());
+  }
+  return bytes;
+}
+
 }  // namespace
 
 absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
@@ -67,6 +80,9 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const Json run, ReadRunJson(options.run, &exported.note));
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const RunState state, RunState::Open(options.run, engine.get()));
+  if (options.ram_bytes > 0) {
+    FOREBAY_RETURN_IF_ERROR(CheckModelFits(LeastBytesOf(state), options.ram_bytes));
+  }
   ExportedModel model;
   FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, state, model, exported.note));
   exported.step = state.step();

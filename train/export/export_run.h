@@ -16,6 +16,7 @@ struct ExportRunOptions {
   std::string run;  // run folder
   std::string out;  // folder to make, which must not be there; empty: exports/step-N of the run
   std::optional<DType> dtype;  // of the weights; nullopt: of the run's
+  int64_t ram_bytes = 0;       // of the process; 0: no limit
   // Told the share that is written; an error of it ends the export, of which nothing is left.
   std::function<absl::Status(double)> progress;
 };
@@ -29,8 +30,8 @@ struct ExportedRun {
 };
 
 // The run stays as it is, and can be resumed. UsageError (`out` is there), BadInputError (no run),
-// EnvironmentError (the run is being trained), DoesNotFitError (no room), CorruptError,
-// StorageError.
+// EnvironmentError (the run is being trained), DoesNotFitError (no room on disk or in `ram_bytes`),
+// CorruptError, StorageError.
 absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options);
 
 }  // namespace forebay

@@ -47,14 +47,6 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
 
 }  // namespace
 
-absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes) {
-  if (least_bytes <= budget_bytes) return absl::OkStatus();
-  return DoesNotFitError(
-      fmt::format("this model needs at least {0} MiB of memory here, but the budget is {1}. Use "
-                  "--ram={0}MiB or more",
-                  MebibytesUp(least_bytes), FormatBinaryBytesDown(budget_bytes)));
-}
-
 absl::StatusOr<std::unique_ptr<ModelSession>> ModelSession::Open(const ModelSessionOptions& options,
                                                                  const MachineLimits& limits,
                                                                  const DecoderConfig& config) {

@@ -15,9 +15,6 @@
 
 namespace forebay {
 
-// DoesNotFitError that names the least --ram, where the budget is smaller than that.
-absl::Status CheckModelFits(int64_t least_bytes, int64_t budget_bytes);
-
 struct ModelSessionOptions {
   InferOptions infer;
   int64_t max_tokens = 1;  // DecoderOptions::max_tokens

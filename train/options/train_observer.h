@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/json.h"
 #include "forebay/collective/communicator.h"
+#include "forebay/measure/host/physical_disks.h"
 
 namespace forebay {
 
@@ -35,6 +38,9 @@ class TrainObserver {
 struct TrainEnvironment {
   // The engine for the folders of the swap area, as OpenEngine gives it.
   EngineOpener open_engine = OpenEngine;
+  // The disks below the swap area, by their folders in /sys/devices.
+  std::function<std::vector<std::string>(const std::vector<std::string>& folders)> disks_of =
+      PhysicalDisksOf;
   // The ranks of a run in several processes: every rank's Train gets its own, and the same options
   // but for folders. Must outlive the run. nullptr: one process.
   Communicator* ranks = nullptr;

@@ -47,7 +47,7 @@ struct Placed {
   const TraceEvent* event = nullptr;
 };
 
-struct Segment {
+struct TimeSegment {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   Activity activity = Activity::kOther;
@@ -60,8 +60,8 @@ bool ComesBefore(const TraceEvent* a, const TraceEvent* b) {
 
 // The activities of a thread one after another: of those within one another, the innermost.
 // `events`: sorted by ComesBefore, properly nested.
-std::vector<Segment> InnermostActivities(const std::vector<const TraceEvent*>& events) {
-  std::vector<Segment> segments;
+std::vector<TimeSegment> InnermostActivities(const std::vector<const TraceEvent*>& events) {
+  std::vector<TimeSegment> segments;
   std::vector<const TraceEvent*> open;
   int64_t at_ns = 0;
   const auto go_to = [&](int64_t end_ns) {
@@ -274,7 +274,7 @@ class TraceWriter {
       WriteSpan(kThreads, id, begin_ns, end_ns, NameOfActivity(cause, /*trains=*/true), "");
     };
     int64_t at_ns = event.begin_ns;
-    auto segment = std::ranges::upper_bound(window_, at_ns, {}, &Segment::end_ns);
+    auto segment = std::ranges::upper_bound(window_, at_ns, {}, &TimeSegment::end_ns);
     for (; segment != window_.end() && segment->begin_ns < event.end_ns; ++segment) {
       write(at_ns, segment->begin_ns, Activity::kOther);
       at_ns = std::max(at_ns, segment->begin_ns);
@@ -345,7 +345,7 @@ class TraceWriter {
   TraceText& text_;
   std::set<Row> rows_;
   int num_rows_ = 0;
-  std::vector<Segment> window_;  // what its thread did
+  std::vector<TimeSegment> window_;  // what its thread did
 };
 
 // The events of a file as text, with what separates them: [begin, end) of its bytes.

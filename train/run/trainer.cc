@@ -27,6 +27,7 @@
 #include "forebay/train/infer/evaluate.h"
 #include "forebay/train/options/lr_schedule.h"
 #include "forebay/train/run/background_scrub.h"
+#include "forebay/train/run/drive_watch.h"
 #include "forebay/train/run/logged_observer.h"
 #include "forebay/train/run/metrics.h"
 #include "forebay/train/run/open_run_session.h"
@@ -144,6 +145,7 @@ class TrainingRun {
   int64_t first_step_ = 0;                 // of this process
   RunProgress progress_;                   // after the released step
   std::optional<WriteLimit> write_limit_;  // from OpenSession on
+  std::optional<DriveWatch> drive_watch_;  // the same
   double export_wait_s_ = 0;               // of BeforeWriting
   Counters counted_;                       // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
@@ -155,6 +157,7 @@ class TrainingRun {
 absl::Status TrainingRun::OpenSession() {
   FOREBAY_RETURN_IF_ERROR(progress_.Restore(prepared_.store->committed()));
   write_limit_ = WriteLimit::Create(prepared_);
+  drive_watch_.emplace(environment_.disks_of(prepared_.store->directories()));
   LayerSessionOptions session_options;
   session_options.num_disks = prepared_.num_disks;
   session_options.ranks = environment_.ranks;
@@ -412,6 +415,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   write_limit_->AfterStep(cost.after.io.write_bytes - cost.before.io.write_bytes);
   const std::string more = options_.save_every == 0 ? write_limit_->CompareWithKernel() : "";
   if (!more.empty()) observer_.OnWarning(more);
+  drive_watch_->AfterStep([this](const std::string& line) { observer_.OnWarning(line); });
   totals_.last_loss = result.loss;
   Json line = StepLine(released_line_, cost, prepared_);
   if (layers().speculates()) line["recomputed"] = layers().step_was_repeated();

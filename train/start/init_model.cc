@@ -16,6 +16,7 @@
 #include "forebay/model/files/model_folder.h"
 #include "forebay/model/files/safetensors.h"
 #include "forebay/offload/create_store.h"
+#include "forebay/offload/machine_limits.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
@@ -107,6 +108,16 @@ absl::Status CheckOutIsFree(const std::string& out) {
 absl::Status WriteSidecars(const Source& source, const std::string& directory, DType dtype) {
   if (!source.directory.empty()) return CopySidecarFiles(source.directory, directory, dtype);
   return WriteConfig(source.json, dtype, directory);
+}
+
+// Memory of the process, whatever the model; a run's store has its checksums there.
+int64_t LeastBytes(const InitOptions& options, const Inventory& inventory, DType dtype) {
+  if (!options.as_run) return kRuntimeBytes + kInitChunkElems * (4 + SizeOf(dtype));
+  const StoreOptions store;
+  const TileMap tiles(inventory, ExactLayoutOf(dtype), store.tile_elems);
+  return kRuntimeBytes + TensorStore::SealBytes(tiles, store.num_slots) +
+         HostBuffer::ChargedBytes(tiles.max_weight_bytes() + tiles.max_state_bytes()) +
+         HostBuffer::ChargedBytes(tiles.max_tile_elems() * 4);
 }
 
 absl::Status WriteModelFolder(const InitOptions& options, const Source& source, DType dtype,
@@ -221,7 +232,12 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
   FOREBAY_RETURN_IF_ERROR(is_free);
   InitResult result;
   result.architecture = source.config.architecture;
-  result.num_params = BuildInventory(source.config).num_params();
+  const Inventory inventory = BuildInventory(source.config);
+  result.num_params = inventory.num_params();
+  if (options.ram_bytes > 0) {
+    FOREBAY_RETURN_IF_ERROR(
+        CheckModelFits(LeastBytes(options, inventory, dtype), options.ram_bytes));
+  }
   result.model = options.as_run ? JoinPath(options.out, "source") : options.out;
   if (options.as_run) {
     result.store = JoinPath(options.out, "swap");

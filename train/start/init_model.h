@@ -32,6 +32,7 @@ struct InitOptions {
   uint64_t seed = 0;
   std::string dtype = "";  // "bf16", "fp16" or "fp32"; empty: the config's
   int num_threads = 1;
+  int64_t ram_bytes = 0;  // of the process; 0: no limit
 };
 
 struct InitResult {
@@ -44,8 +45,8 @@ struct InitResult {
 };
 
 // UsageError when `out` is occupied; BadInputError when the configuration is not one of a supported
-// model; DoesNotFitError when the disk is too small. What was made before an error is removed.
-// `progress(fraction)`: may be empty.
+// model; DoesNotFitError when the disk or `ram_bytes` is too small. What was made before an error
+// is removed. `progress(fraction)`: may be empty.
 absl::StatusOr<InitResult> InitModel(const InitOptions& options,
                                      const std::function<void(double)>& progress);
 

@@ -124,6 +124,15 @@ def test_no_tensor_is_whole_in_memory_when_a_model_is_made_or_exported(forebay, 
         "run": peak_bytes([forebay.binary, "init", f"--config={config}", f"--out={tmp_path / 'run'}", "--run"]),
     }
     peaks["export"] = peak_bytes([forebay.binary, "export", tmp_path / "run", f"--out={tmp_path / 'exported'}"])
+    # At the least --ram that each accepts.
+    for name, command in (
+        ("folder", ["init", f"--config={config}", f"--out={tmp_path / 'least_folder'}"]),
+        ("run", ["init", f"--config={config}", f"--out={tmp_path / 'least_run'}", "--run"]),
+        ("export", ["export", tmp_path / "run", f"--out={tmp_path / 'least_export'}"]),
+    ):
+        least = least_ram(forebay, [forebay.binary, *command])
+        assert peaks[name] <= least < 160 * MIB
+        assert peak_bytes([forebay.binary, *command, f"--ram={least}"]) <= least
     print({name: f"{peak / MIB:.0f} MiB" for name, peak in peaks.items()})
     assert max(peaks.values()) < 80 * MIB
     made, exported = (read_safetensors(tmp_path / folder / "model.safetensors") for folder in ("folder", "exported"))
