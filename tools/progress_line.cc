@@ -53,6 +53,7 @@ std::string ProgressLine::Left(double fraction) const {
 }
 
 void ProgressLine::Clear() {
+  if (!terminal_) since_shown_.Restart();  // somebody prints lines
   if (!shown_) return;
   shown_ = false;
   PrintTo(file_, "\r\x1b[K");

@@ -45,7 +45,10 @@ std::optional<DriveHeat> HeatOf(const std::string& device_folder) {
   for (int level = 0; level < kLevels && at.has_relative_path(); ++level, at = at.parent_path()) {
     for (const fs::path& sensor : SensorsOf(at)) {
       const std::optional<double> celsius = DegreesAt(sensor / "temp1_input");
-      if (celsius.has_value()) return DriveHeat{*celsius, DegreesAt(sensor / "temp1_max")};
+      if (!celsius.has_value()) continue;
+      // Some say the temperature alone that is dangerous to them.
+      const std::optional<double> limit = DegreesAt(sensor / "temp1_max");
+      return DriveHeat{*celsius, limit.has_value() ? limit : DegreesAt(sensor / "temp1_crit")};
     }
   }
   return std::nullopt;

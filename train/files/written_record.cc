@@ -13,11 +13,11 @@ namespace forebay {
 namespace {
 
 constexpr int64_t kMostFileBytes = 4096;
-constexpr int64_t kMostBytes = int64_t{1} << 61;  // the sum of two is still one
+constexpr int64_t kMostWrittenBytes = int64_t{1} << 61;  // the sum of two is still one
 
 bool IsRecord(const Json& json) {
   return json.is_object() && json.contains("written_bytes") && json.contains("step") &&
-         json.contains("ended") && IsIntegerIn(json["written_bytes"], 0, kMostBytes) &&
+         json.contains("ended") && IsIntegerIn(json["written_bytes"], 0, kMostWrittenBytes) &&
          IsIntegerIn(json["step"], 0, kMostSteps) && json["ended"].is_boolean();
 }
 

@@ -15,7 +15,8 @@ constexpr double kCoolerCelsius = 3;
 
 std::string TooWarm(const std::string& name, const DriveHeat& heat) {
   return fmt::format(
-      "{} is at {:.0f} degrees C and slows down from {:.0f} on: steps take longer while it does. "
+      "warning: {} is at {:.0f} degrees C and slows down from {:.0f} on: steps take longer while "
+      "it does. "
       "Give it air or a heat sink",
       name, heat.celsius, *heat.limit_celsius);
 }
@@ -36,7 +37,7 @@ DriveWatch::DriveWatch(std::vector<std::string> disks, double look_every_s)
   }
 }
 
-void DriveWatch::AfterStep(const std::function<void(const std::string& line)>& warn) {
+void DriveWatch::AfterStep(const std::function<void(const std::string& line)>& note) {
   if (drives_.empty() || (has_looked_ && since_look_.Seconds() < look_every_s_)) return;
   has_looked_ = true;
   since_look_.Restart();
@@ -46,10 +47,10 @@ void DriveWatch::AfterStep(const std::function<void(const std::string& line)>& w
     const std::string name = std::filesystem::path(drive.folder).filename().string();
     if (!drive.is_too_warm && heat->too_warm()) {
       drive.is_too_warm = true;
-      warn(TooWarm(name, *heat));
+      note(TooWarm(name, *heat));
     } else if (drive.is_too_warm && heat->celsius <= *heat->limit_celsius - kCoolerCelsius) {
       drive.is_too_warm = false;
-      warn(CoolAgain(name, *heat));
+      note(CoolAgain(name, *heat));
     }
   }
 }

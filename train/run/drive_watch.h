@@ -17,9 +17,9 @@ class DriveWatch {
   // are left out.
   explicit DriveWatch(std::vector<std::string> disks, double look_every_s = 10);
 
-  // To be told of each step, behind it. Reads the sensors, if it has not done so lately. `warn`
+  // To be told of each step, behind it. Reads the sensors, if it has not done so lately. `note`
   // takes a line for each drive that has become too warm, and one when that is over.
-  void AfterStep(const std::function<void(const std::string& line)>& warn);
+  void AfterStep(const std::function<void(const std::string& line)>& note);
 
  private:
   struct Drive {

@@ -415,7 +415,7 @@ absl::Status TrainingRun::RunStep(int64_t step) {
   write_limit_->AfterStep(cost.after.io.write_bytes - cost.before.io.write_bytes);
   const std::string more = options_.save_every == 0 ? write_limit_->CompareWithKernel() : "";
   if (!more.empty()) observer_.OnWarning(more);
-  drive_watch_->AfterStep([this](const std::string& line) { observer_.OnWarning(line); });
+  drive_watch_->AfterStep([this](const std::string& line) { Note(line); });
   totals_.last_loss = result.loss;
   Json line = StepLine(released_line_, cost, prepared_);
   if (layers().speculates()) line["recomputed"] = layers().step_was_repeated();

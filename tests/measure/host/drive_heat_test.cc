@@ -43,6 +43,12 @@ TEST_F(DriveHeatTest, OfASataDriveIsInAFolderOfItsDevice) {
   EXPECT_EQ(HeatOf(Disk("0:0:0:0/block/sda/sda1")), (DriveHeat{36, std::nullopt}));
 }
 
+TEST_F(DriveHeatTest, HasTheCriticalLimitWhereThereIsNoOther) {
+  Put("nvme0/hwmon3", "temp1_input", "41850\n");
+  Put("nvme0/hwmon3", "temp1_crit", "89850\n");
+  EXPECT_EQ(HeatOf(Disk("nvme0/nvme0n1")), (DriveHeat{41.85, 89.85}));
+}
+
 TEST_F(DriveHeatTest, IsUnknownWithoutASensorThatAnswers) {
   EXPECT_EQ(HeatOf(Disk("virtio1/block/vda")), std::nullopt);
   EXPECT_EQ(HeatOf(""), std::nullopt);

@@ -72,7 +72,9 @@ TEST(DriveWatch, LooksSeldom) {
 
 class HeatObserver : public SilentObserver {
  public:
-  void OnWarning(const std::string& line) override { warnings.push_back(line); }
+  void OnNote(const std::string& line) override {
+    if (line.starts_with("warning: ")) warnings.push_back(line);
+  }
   std::vector<std::string> warnings;
 };
 
