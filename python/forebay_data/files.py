@@ -103,7 +103,8 @@ class Progress:
     def __init__(self, label, total):
         self._label = label
         self._total = max(total, 1)
-        self._next_s = time.monotonic() + 2
+        self._begin_s = time.monotonic()
+        self._next_s = self._begin_s + 2
         self._live = False
 
     def update(self, done):
@@ -114,7 +115,10 @@ class Progress:
         self._next_s = now + (0.5 if terminal else 10)
         self._live = terminal
         line = f"forebay-data: {self._label} {100 * done / self._total:.0f} %"
-        print(f"\r{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        if done > 0:
+            left_s = round((now - self._begin_s) * (self._total - done) / done)
+            line += f", {left_s // 60}m{left_s % 60:02}s left" if left_s >= 60 else f", {left_s} s left"
+        print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     def close(self):
         if self._live:

@@ -4,6 +4,7 @@ Source of names and of the row order of q and k: llama.cpp, convert_hf_to_gguf.p
 """
 
 import json
+import math
 import os
 
 import numpy as np
@@ -166,9 +167,12 @@ def _make_generation_config(file):
 
 def _converted(file, names, config):
     permuted = _ARCHITECTURES[file.architecture][2]
-    progress = Progress(f"converting {os.path.basename(file.path)}", len(names))
-    for done, (name, source) in enumerate(names.items()):
+    sizes = {source: math.prod(file.shape(source)) for source in names.values()}
+    progress = Progress(f"converting {os.path.basename(file.path)}", sum(sizes.values()))
+    done = 0
+    for name, source in names.items():
         progress.update(done)
+        done += sizes[source]
         values = file.values(source)
         if permuted and ".attn_q." in source:
             values = unpermute(values, config["num_attention_heads"])
