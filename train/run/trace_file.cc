@@ -150,9 +150,13 @@ class TraceWriter {
     text_.Append(kHead);
     WriteMetadata(kThreads, 0, "process_name", NameOfGroup("forebay"));
     WriteMetadata(kDisks, 0, "process_name", NameOfGroup("disks"));
-    WriteMetadata(kDevices, 0, "process_name", NameOfGroup("GPU, as the host sees it"));
     WriteSteps();
     std::vector<Placed> events = Place();
+    const bool has_device = std::ranges::any_of(
+        events, [](const Placed& placed) { return placed.row->group == kDevices; });
+    if (has_device) {
+      WriteMetadata(kDevices, 0, "process_name", NameOfGroup("GPU, as the host sees it"));
+    }
     FindWindowActivities(events);
     for (size_t begin = 0, end = 0; begin < events.size(); begin = end) {
       while (end < events.size() && events[end].row == events[begin].row) ++end;

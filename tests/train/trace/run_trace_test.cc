@@ -227,6 +227,7 @@ TEST_F(RunTraceTest, SaysWhatTheStepsDidAndChangesNothing) {
   }
   EXPECT_GT(tiles.size(), layers.size());
   EXPECT_FALSE(rows.Named("flushes of ").empty());
+  EXPECT_THAT(ReadWholeFile(options.trace, int64_t{1} << 26).value(), Not(HasSubstr("GPU")));
 
   TrainOptions untraced = options;
   untraced.out = folder_.Path("untraced");
