@@ -43,8 +43,8 @@ class SessionTotals {
   int64_t num_steps = 0;
   double seconds = 0;
   int64_t num_tokens = 0;
-  // Those of the step in the middle, as `report` has them: the first step of a session reads more, and
-  // leaves its update's writes to the second. 0 before the first one.
+  // Those of the step in the middle, as `report` has them: the first step of a session reads more,
+  // and leaves its update's writes to the second. 0 before the first one.
   int64_t median_read_bytes() const { return Median(read_bytes_); }
   int64_t median_write_bytes() const { return Median(write_bytes_); }
   double first_eval_loss = std::nan("");
