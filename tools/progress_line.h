@@ -35,7 +35,7 @@ class ProgressLine {
   const Times times_;
   bool shown_ = false;
   Stopwatch since_shown_;
-  // Of the piece of work.
+  // These are of the present piece of work.
   Stopwatch since_begin_;
   double first_fraction_ = 0;
   double last_fraction_ = 2;

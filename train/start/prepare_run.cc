@@ -83,7 +83,7 @@ absl::StatusOr<MachineLimits> AskLimits(const PreparedRun& run, DiskProfile& pro
   return limits;
 }
 
-// What the sessions before this one wrote, and what that leaves of --max_tbw.
+// The bytes that earlier sessions wrote, and the steps that --max_tbw leaves after them.
 void CountWrittenBefore(PreparedRun& run) {
   run.plan.written_before_bytes = WrittenBefore(
       run.paths, run.store->committed(),

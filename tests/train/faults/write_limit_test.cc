@@ -149,7 +149,7 @@ TEST_F(WriteLimitTest, ACrashLosesNothingOfTheCount) {
   }
 }
 
-// What a crash loses of the first session's lines is not lost of the count by a second one.
+// A second crash does not take from the count what the first session's lines have.
 TEST_F(WriteLimitTest, TwoCrashesBeforeACommitBothCount) {
   TrainOptions options = Options("run");
   options.commit_every = 5;
