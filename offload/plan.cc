@@ -498,7 +498,8 @@ class Planner {
         "that works is --ram={}MiB",
         MebibytesUp(least), given, largest, MebibytesUp(least)));
     return WithLargestTerm(
-        error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().host_bytes)));
+        error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().host_bytes)),
+        least);
   }
 
   const PlanInputs& inputs_;

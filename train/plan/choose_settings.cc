@@ -257,19 +257,19 @@ Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
 
 absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make) {
   absl::StatusOr<Plan> in_ram = make(options);
-  // Without a largest term something else than memory lacks.
-  const auto lacks_memory = [](const absl::StatusOr<Plan>& plan) {
-    return !LargestTermOf(plan.status()).empty();
-  };
   // Ranks would have to choose the same.
   const bool is_open = options.activations_tier == ActivationsTier::kAuto &&
                        options.number_checkpoints == 0 && options.num_ranks == 1 &&
                        options.data_parallel == 1;
-  if (!is_open || !lacks_memory(in_ram)) return in_ram;
+  const int64_t least_in_ram = LeastBytesOf(in_ram.status());
+  if (!is_open || least_in_ram == 0) return in_ram;  // 0: something else than memory lacks
   TrainOptions spilling = options;
   spilling.activations_tier = ActivationsTier::kNvme;
   absl::StatusOr<Plan> on_nvme = make(spilling);
-  return on_nvme.ok() || lacks_memory(on_nvme) ? on_nvme : in_ram;
+  if (on_nvme.ok()) return on_nvme;
+  // Small activations take more memory as whole blocks.
+  const int64_t least_on_nvme = LeastBytesOf(on_nvme.status());
+  return least_on_nvme > 0 && least_on_nvme < least_in_ram ? on_nvme : in_ram;
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,

@@ -123,8 +123,9 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
       "--gpu_mem={0}MiB or more where the card has it, or less of:{3}",
       MebibytesUp(plan.bytes), FormatBinaryBytesDown(plan.budget_bytes),
       FormatBinaryBytes(plan.bytes - plan.budget_bytes), largest));
-  return WithLargestTerm(
-      error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().bytes)));
+  return WithLargestTerm(error,
+                         fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().bytes)),
+                         plan.bytes);
 }
 
 }  // namespace
