@@ -41,8 +41,11 @@ def begun(forebay, task, tmp_path_factory):
 
 
 def with_bad_block(forebay, shim, path, block, *arguments):
-    env = dict(os.environ, LD_PRELOAD=str(shim), BAD_INODE=str(path.stat().st_ino), BAD_BLOCK=str(block))
-    return subprocess.run([forebay.binary, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300)
+    # Held open: a program that replaces the file would free its inode otherwise, and a new file could get the number.
+    with path.open("rb") as bad:
+        inode = os.fstat(bad.fileno()).st_ino
+        env = dict(os.environ, LD_PRELOAD=str(shim), BAD_INODE=str(inode), BAD_BLOCK=str(block))
+        return subprocess.run([forebay.binary, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300)
 
 
 def blocks_of(path):
@@ -120,7 +123,10 @@ def test_files_that_go_while_a_run_goes_on_end_it(forebay, task, tmp_path, how, 
             os.replace(tmp_path / "state.fbs", run / "swap/state.fbs")
         if stop:
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()  # or one that did not end would be waited for without end
     assert process.returncode == 5, errors
     assert f"{run}/swap/" in errors and f"was {how}" in errors, errors
     assert "All of it is saved" not in errors, errors
