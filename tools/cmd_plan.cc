@@ -12,11 +12,11 @@
 #include "forebay/tools/print.h"
 #include "forebay/tools/progress_line.h"
 #include "forebay/tools/stop_signal.h"
-#include "forebay/train/plan/calibration.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/machine.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/plan/stripe_weights.h"
+#include "forebay/train/speeds/calibration.h"
 #include "forebay/train/start/agree_on_run.h"
 #include "forebay/train/start/plan_ranks.h"
 #include "forebay/train/start/resolve_options.h"
@@ -28,6 +28,8 @@ namespace {
 // Where a plan cannot say how long a step takes.
 constexpr char kNoSpeeds[] =
     "forecast   unknown: --measure takes this machine's speeds, for this plan and later ones\n";
+constexpr char kNoGpu[] =
+    "forecast   unknown: this machine has no GPU to measure; --machine says what another has\n";
 constexpr char kUsual[] = "usual";  // of --what_if without a value
 constexpr int kMostRanks = 65536;
 
@@ -100,7 +102,7 @@ class PlanCommand : public Command {
       PrintTo(stdout, "{}\n", json.dump());
     } else {
       const bool lacks_speeds = std::ranges::any_of(rows, [](const Alternative& row) {
-        return row.plan.ok() && !row.plan->forecast.has_value() && !row.plan->on_gpu();
+        return row.plan.ok() && !row.plan->forecast.has_value();
       });
       PrintTo(stdout, "{}{}{}", as_given.ok() ? plan_text_ + "\n" : "", FormatAlternatives(rows),
               lacks_speeds && machine_.empty() ? kNoSpeeds : "");
@@ -128,23 +130,19 @@ class PlanCommand : public Command {
     if (plan_text_.empty()) {
       FindBetterSettings(model, options, limits, plan);
       plan_text_ = FormatPlan(plan, model, options);
-      if (!plan.forecast.has_value() && machine_.empty() && !plan.on_gpu()) plan_text_ += kNoSpeeds;
+      if (!plan.forecast.has_value() && machine_.empty()) {
+        plan_text_ += plan.on_gpu() && limits.gpu.name.empty() ? kNoGpu : kNoSpeeds;
+      }
     }
     return plan;
   }
 
   absl::Status Measure(const DecoderConfig& model, const TrainOptions& options,
                        const MachineLimits& limits) {
-    if (options.device != ComputeDevice::kCpu) {
-      return UsageError(
-          fmt::format("--measure measures a CPU, and --device={} may be a GPU. Say "
-                      "what it has with --machine, or use --device=cpu",
-                      NameOf(options.device)));
-    }
     ProgressLine progress;
     return calibration_->Measure(
         model, options, limits, StopRequested,
-        [&, part = 0.0](std::string_view what) mutable { progress.Show(what, part++ / 3); });
+        [&](std::string_view what, double fraction) { progress.Show(what, fraction); });
   }
 
   absl::StatusOr<MachineLimits> ThisMachine(const DecoderConfig& model,
@@ -174,9 +172,13 @@ class PlanCommand : public Command {
   void TakeSpeedsAsGiven(const TrainOptions& options, MachineSpeeds& speeds) {
     if (!as_given_.has_value()) as_given_ = {options, speeds};
     const auto& [given, given_speeds] = *as_given_;
-    if (options.precision != given.precision || options.threads != given.threads) return;
+    if (options.device != given.device || options.precision != given.precision ||
+        options.threads != given.threads) {
+      return;
+    }
     for (double MachineSpeeds::*speed :
-         {&MachineSpeeds::matmul_flops_per_s, &MachineSpeeds::memory_bytes_per_s}) {
+         {&MachineSpeeds::matmul_flops_per_s, &MachineSpeeds::memory_bytes_per_s,
+          &MachineSpeeds::bus_bytes_per_s}) {
       if (speeds.*speed == 0) speeds.*speed = given_speeds.*speed;
     }
   }

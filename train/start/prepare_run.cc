@@ -20,7 +20,7 @@
 #include "forebay/train/files/written_record.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/traced_steps.h"
-#include "forebay/train/plan/calibration.h"
+#include "forebay/train/speeds/calibration.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
 #include "forebay/train/plan/write_budget.h"

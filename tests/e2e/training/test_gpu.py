@@ -154,3 +154,19 @@ def test_a_loss_is_that_of_the_cpu_whatever_memory_there_is(forebay, streamed, p
     one_block = weight_bytes(streamed["model"], 4 if precision == "fp32" else 2) // BLOCKS
     for mebibytes in (least, least + -(-one_block // MIB)):
         assert loss(gpu_mem=f"{mebibytes}MiB") == on_gpu
+
+
+def test_its_speeds_are_measured_and_give_plans_and_runs_a_forecast(forebay, task, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings = dict(model=task["model"], batch=2, accum=2, seq=16, ram="256MiB")
+    assert "unknown: --measure" in forebay.run("plan", **settings).stdout
+    measured = json.loads(forebay.run("plan", "--measure", "--format=json", **settings).stdout)["forecast"]
+    assert measured["step_s"] > 0 and measured["forward"]["bus_s"] > 0 and measured["backward"]["bus_s"] > 0
+    assert measured["speeds"].startswith("measured just now")
+    assert len(list((tmp_path / "cache/forebay/speeds").iterdir())) == 4  # the disk, the GPU, its bus, RAM
+    kept = json.loads(forebay.run("plan", "--format=json", **settings).stdout)["forecast"]
+    assert kept["step_s"] == measured["step_s"]
+    done = forebay.run("train", **task, **SETTINGS, out=tmp_path / "run")
+    assert "forecast " in done.stdout
+    on_cpu = forebay.run("plan", "--device=cpu", **settings)
+    assert "unknown: --measure" in on_cpu.stdout

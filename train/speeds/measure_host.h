@@ -2,7 +2,6 @@
 // code: a few seconds.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -10,17 +9,13 @@
 #include "forebay/aio/speed_probe.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/train/options/options.h"
+#include "forebay/train/speeds/measured_block.h"
 
 namespace forebay {
 
 // In each: `stop`: true ends it with InterruptedError. OutOfMemoryError.
 
-// The tokens that MeasureBlock computes with: of a micro-batch, or some of it.
-struct MeasuredTokens {
-  int64_t rows = 0;
-  int64_t seq = 0;  // of each row
-};
-MeasuredTokens TokensToMeasure(const TrainOptions& options);
+MeasuredTokens TokensOnCpu(const TrainOptions& options);
 
 // Operations per second of one block of the model, forward, recomputed and backward. Takes the
 // memory of one block and its workspace.

@@ -1,4 +1,4 @@
-#include "forebay/train/plan/measure_speeds.h"
+#include "forebay/train/speeds/measure_host.h"
 
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
@@ -30,7 +30,7 @@ bool AlwaysStops() {
   return true;
 }
 
-TEST(MeasureSpeeds, FindsWhatABlockAndAnUpdateReach) {
+TEST(MeasureHost, FindsWhatABlockAndAnUpdateReach) {
   const auto block = MeasureBlock(SmallModel(), SmallSteps(), /*num_threads=*/1, NeverStops);
   ASSERT_TRUE(block.ok()) << block.status();
   // No machine is slower, or faster, than these.
@@ -42,7 +42,7 @@ TEST(MeasureSpeeds, FindsWhatABlockAndAnUpdateReach) {
   EXPECT_LT(*update, 1e13);
 }
 
-TEST(MeasureSpeeds, FindsWhatADiskReaches) {
+TEST(MeasureHost, FindsWhatADiskReaches) {
   const TemporaryFolder folder;
   const auto speed = MeasureDisk(SmallSteps(), folder.Path("not/there/yet"), NeverStops);
   ASSERT_TRUE(speed.ok()) << speed.status();
@@ -50,7 +50,7 @@ TEST(MeasureSpeeds, FindsWhatADiskReaches) {
   EXPECT_GT(speed->write_bytes_per_s, 0);
 }
 
-TEST(MeasureSpeeds, StopsWhenItIsAsked) {
+TEST(MeasureHost, StopsWhenItIsAsked) {
   const TemporaryFolder folder;
   for (const absl::Status& status :
        {MeasureBlock(SmallModel(), SmallSteps(), 1, AlwaysStops).status(),

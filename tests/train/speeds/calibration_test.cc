@@ -1,4 +1,4 @@
-#include "forebay/train/plan/calibration.h"
+#include "forebay/train/speeds/calibration.h"
 
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
@@ -32,6 +32,8 @@ class CalibrationTest : public testing::Test {
       ++speed_;
       return DiskSpeed{.read_bytes_per_s = speed_, .write_bytes_per_s = speed_};
     };
+    measures.gpu_block = [this](auto&&...) { return ++speed_; };
+    measures.bus = [this](auto&&...) { return ++speed_; };
     return Calibration(SpeedCache(folder_.Path("speeds")), measures);
   }
   // The parts that were measured, in order.
@@ -39,7 +41,7 @@ class CalibrationTest : public testing::Test {
     std::vector<std::string> parts;
     const absl::Status status = calibration.Measure(
         model_, options_, limits_, [] { return false; },
-        [&](std::string_view part) { parts.emplace_back(part); });
+        [&](std::string_view part, double) { parts.emplace_back(part); });
     EXPECT_EQ(status, absl::OkStatus());
     return parts;
   }
@@ -131,11 +133,35 @@ TEST_F(CalibrationTest, SpeedsGiveAPlanItsForecastAndChangeNothingElseWhereAllIs
   EXPECT_EQ(with_forecast, ToJson(before));
 }
 
-TEST_F(CalibrationTest, OfAGpuNothingIsKnown) {
+TEST_F(CalibrationTest, AGpuHasSpeedsOfItsOwn) {
   Calibration calibration = Open();
   Measure(calibration);
-  options_.device = ComputeDevice::kCuda;
+  const MachineSpeeds of_cpu = Known(calibration).speeds;
+  options_.device = ComputeDevice::kAuto;
+  limits_.gpu = {.name = "a card (CUDA device 0)", .free_bytes = int64_t{1} << 30};
   EXPECT_EQ(Known(calibration).speeds.matmul_flops_per_s, 0);
+  EXPECT_EQ(Known(calibration).speeds.bus_bytes_per_s, 0);
+  EXPECT_THAT(Measure(calibration), ElementsAre("measuring the GPU", "measuring the GPU's bus"));
+  const MachineSpeeds of_gpu = Known(Open()).speeds;
+  EXPECT_NE(of_gpu.matmul_flops_per_s, of_cpu.matmul_flops_per_s);
+  EXPECT_GT(of_gpu.matmul_flops_per_s, 0);
+  EXPECT_GT(of_gpu.bus_bytes_per_s, 0);
+  EXPECT_EQ(of_gpu.memory_bytes_per_s, of_cpu.memory_bytes_per_s);
+  // Another card, or the same one in another place.
+  limits_.gpu.name = "a card (CUDA device 1)";
+  EXPECT_EQ(Known(Open()).speeds.matmul_flops_per_s, 0);
+  EXPECT_EQ(Known(Open()).speeds.bus_bytes_per_s, 0);
+}
+
+TEST_F(CalibrationTest, APlanForAGpuThatIsNotHereHasNoSpeeds) {
+  Calibration calibration = Open();
+  options_.device = ComputeDevice::kAuto;
+  limits_.gpu = {.name = "a card (CUDA device 0)", .free_bytes = int64_t{1} << 30};
+  Measure(calibration);
+  options_.device = ComputeDevice::kCuda;
+  limits_.gpu = {};
+  EXPECT_EQ(Known(calibration).speeds.matmul_flops_per_s, 0);
+  EXPECT_EQ(Known(calibration).speeds.memory_bytes_per_s, 0);
 }
 
 }  // namespace

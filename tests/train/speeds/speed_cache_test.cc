@@ -1,4 +1,4 @@
-#include "forebay/train/plan/speed_cache.h"
+#include "forebay/train/speeds/speed_cache.h"
 
 #include <sys/stat.h>
 #include <unistd.h>

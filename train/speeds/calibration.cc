@@ -1,4 +1,4 @@
-#include "forebay/train/plan/calibration.h"
+#include "forebay/train/speeds/calibration.h"
 
 #include <algorithm>
 #include <utility>
@@ -10,6 +10,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/process/cores.h"
+#include "forebay/device/cuda_info.h"
 #include "forebay/model/cpu/ops.h"
 #include "forebay/train/files/cache_folder.h"
 #include "forebay/train/plan/gpu_plan.h"
@@ -18,7 +19,7 @@ namespace forebay {
 namespace {
 
 constexpr char kFlops[] = "flops_per_s";
-constexpr char kUpdateBytes[] = "bytes_per_s";
+constexpr char kBytes[] = "bytes_per_s";
 constexpr char kReadBytes[] = "read_bytes_per_s";
 constexpr char kWriteBytes[] = "write_bytes_per_s";
 
@@ -47,17 +48,44 @@ Json KeyOf(std::string_view what, int num_threads) {
           {"cpu", CpuName()}, {"cores", NumUsableCores()},  {"threads", num_threads}};
 }
 
-Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
-                const MachineLimits& limits) {
-  Json key = KeyOf("block", ComputeThreads(options, limits));
-  const auto [rows, seq] = TokensToMeasure(options);
-  key["library"] = cpu::Context(1, options.precision).kernel_identity();
-  key["tokens"] = {rows, seq};
+// What the speed of a block depends on, on whatever device.
+void AddBlock(const DecoderConfig& model, const MeasuredTokens& tokens, Json& key) {
+  key["tokens"] = {tokens.rows, tokens.seq};
   key["model"] = {model.architecture, model.hidden_size, model.intermediate_size, model.num_heads,
                   model.num_kv_heads, model.head_dim,    model.qkv_bias,          model.out_bias,
                   model.mlp_bias,     model.qk_norm};
   key["window"] = model.window.empty() ? 0 : model.window.front();
+}
+
+Json KeyOfBlock(const DecoderConfig& model, const TrainOptions& options,
+                const MachineLimits& limits) {
+  Json key = KeyOf("block", ComputeThreads(options, limits));
+  key["library"] = cpu::Context(1, options.precision).kernel_identity();
+  AddBlock(model, TokensOnCpu(options), key);
   return key;
+}
+
+// The card with its number: the same card in another place may have another bus.
+Json KeyOfGpu(std::string_view what, const MachineLimits& limits) {
+  const CudaInfo info = AskCudaLibraries();
+  return {{"what", what},
+          {"version", FOREBAY_VERSION},
+          {"measurement", kMeasurement},
+          {"cpu", CpuName()},
+          {"gpu", limits.gpu.name},
+          {"cuda", {info.runtime_version, info.driver_version, info.cublaslt_file}}};
+}
+
+Json KeyOfGpuBlock(const DecoderConfig& model, const TrainOptions& options,
+                   const MachineLimits& limits) {
+  Json key = KeyOfGpu("GPU block", limits);
+  key["precision"] = {NameOf(cpu::WeightDType(options.precision)), options.tf32};
+  AddBlock(model, TokensOnGpu(options), key);
+  return key;
+}
+
+Json KeyOfBus(const MachineLimits& limits) {
+  return KeyOfGpu("bus", limits);
 }
 
 Json KeyOfUpdate(const TrainOptions& options, const MachineLimits& limits) {
@@ -114,38 +142,64 @@ void Calibration::Keep(const Json& key, Speeds speeds) {
   measured_[key.dump()] = std::move(speeds);
 }
 
-absl::Status Calibration::Measure(const DecoderConfig& model, const TrainOptions& options,
-                                  const MachineLimits& limits, const std::function<bool()>& stop,
-                                  const std::function<void(std::string_view)>& on_progress) {
+absl::StatusOr<std::vector<Calibration::Part>> Calibration::PartsOf(
+    const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits,
+    const std::function<bool()>& stop) const {
+  const auto as = [](const char* name, absl::StatusOr<double> speed) -> absl::StatusOr<Speeds> {
+    FOREBAY_RETURN_IF_ERROR(speed.status());
+    return Speeds{{name, *speed}};
+  };
+  std::vector<Part> parts;
   for (const auto& [file_system, folders] : ByFileSystem(limits.disks)) {
     const DiskLimits& disk = limits.disks[folders.front()];
     if (disk.read_bytes_per_s > 0) continue;
     FOREBAY_ASSIGN_OR_RETURN(const Json key, KeyOfDisk(options, disk.folder));
-    if (measured_.contains(key.dump())) continue;
-    on_progress("measuring the disk");
-    FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed, measures_.disk(options, disk.folder, stop));
-    Keep(key, {{kReadBytes, speed.read_bytes_per_s}, {kWriteBytes, speed.write_bytes_per_s}});
+    parts.push_back(
+        {"measuring the disk", key, [this, &options, &disk, &stop]() -> absl::StatusOr<Speeds> {
+           FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed,
+                                    measures_.disk(options, disk.folder, stop));
+           return Speeds{{kReadBytes, speed.read_bytes_per_s},
+                         {kWriteBytes, speed.write_bytes_per_s}};
+         }});
   }
-  const Json block = KeyOfBlock(model, options, limits);
-  if (!measured_.contains(block.dump())) {
-    on_progress("measuring the CPU");
-    FOREBAY_ASSIGN_OR_RETURN(
-        const double speed, measures_.block(model, options, ComputeThreads(options, limits), stop));
-    Keep(block, {{kFlops, speed}});
+  if (IsForGpu(options, limits.gpu)) {
+    parts.push_back({"measuring the GPU", KeyOfGpuBlock(model, options, limits),
+                     [=, this, &model, &options, &stop] {
+                       return as(kFlops, measures_.gpu_block(model, options, stop));
+                     }});
+    parts.push_back({"measuring the GPU's bus", KeyOfBus(limits), [=, this, &options, &stop] {
+                       return as(kBytes, measures_.bus(options, stop));
+                     }});
+  } else {
+    parts.push_back({"measuring the CPU", KeyOfBlock(model, options, limits),
+                     [=, this, &model, &options, &limits, &stop] {
+                       return as(kFlops, measures_.block(model, options,
+                                                         ComputeThreads(options, limits), stop));
+                     }});
   }
-  const Json update = KeyOfUpdate(options, limits);
-  if (!measured_.contains(update.dump())) {
-    on_progress("measuring RAM");
-    FOREBAY_ASSIGN_OR_RETURN(const double speed,
-                             measures_.update(options, UpdateThreads(options, limits), stop));
-    Keep(update, {{kUpdateBytes, speed}});
+  parts.push_back(
+      {"measuring RAM", KeyOfUpdate(options, limits), [=, this, &options, &limits, &stop] {
+         return as(kBytes, measures_.update(options, UpdateThreads(options, limits), stop));
+       }});
+  return parts;
+}
+
+absl::Status Calibration::Measure(
+    const DecoderConfig& model, const TrainOptions& options, const MachineLimits& limits,
+    const std::function<bool()>& stop,
+    const std::function<void(std::string_view, double)>& on_progress) {
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<Part> parts, PartsOf(model, options, limits, stop));
+  std::erase_if(parts, [&](const Part& part) { return measured_.contains(part.key.dump()); });
+  for (size_t i = 0; i < parts.size(); ++i) {
+    on_progress(parts[i].what, static_cast<double>(i) / static_cast<double>(parts.size()));
+    FOREBAY_ASSIGN_OR_RETURN(Speeds speeds, parts[i].measure());
+    Keep(parts[i].key, std::move(speeds));
   }
   return absl::OkStatus();
 }
 
 void Calibration::AddTo(const DecoderConfig& model, const TrainOptions& options,
                         MachineLimits& limits) const {
-  if (IsForGpu(options, limits.gpu)) return;
   double age_s = 0;
   const auto take = [&](const Json& key, const char* name, double& to) {
     const std::optional<KeptSpeeds> kept = Find(key);
@@ -153,8 +207,14 @@ void Calibration::AddTo(const DecoderConfig& model, const TrainOptions& options,
     to = kept->speeds.at(name);
     age_s = std::max(age_s, kept->age_s);
   };
-  take(KeyOfBlock(model, options, limits), kFlops, limits.speeds.matmul_flops_per_s);
-  take(KeyOfUpdate(options, limits), kUpdateBytes, limits.speeds.memory_bytes_per_s);
+  if (IsForGpu(options, limits.gpu)) {
+    if (limits.gpu.name.empty()) return;  // a plan for one that is not here
+    take(KeyOfGpuBlock(model, options, limits), kFlops, limits.speeds.matmul_flops_per_s);
+    take(KeyOfBus(limits), kBytes, limits.speeds.bus_bytes_per_s);
+  } else {
+    take(KeyOfBlock(model, options, limits), kFlops, limits.speeds.matmul_flops_per_s);
+  }
+  take(KeyOfUpdate(options, limits), kBytes, limits.speeds.memory_bytes_per_s);
   bool all_from_bench = true;
   for (DiskLimits& disk : limits.disks) {
     if (disk.read_bytes_per_s > 0) continue;

@@ -1,5 +1,5 @@
-// How fast this machine does what a step asks of it: products of the model's shapes, an update, and
-// the disks. Measured in some ten seconds, and kept for later plans.
+// How fast this machine does what a step asks of it: products of the model's shapes, an update, the
+// bus of a GPU, and the disks. Measured in some ten seconds, and kept for later plans.
 #pragma once
 
 #include <functional>
@@ -15,12 +15,13 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/train/options/options.h"
-#include "forebay/train/plan/measure_speeds.h"
-#include "forebay/train/plan/speed_cache.h"
+#include "forebay/train/speeds/measure_gpu.h"
+#include "forebay/train/speeds/measure_host.h"
+#include "forebay/train/speeds/speed_cache.h"
 
 namespace forebay {
 
-// The functions that measure: those of measure_speeds.h, but for tests.
+// The functions that measure: those of measure_host.h and measure_gpu.h, but for tests.
 struct SpeedMeasures {
   std::function<absl::StatusOr<double>(const DecoderConfig&, const TrainOptions&, int num_threads,
                                        const std::function<bool()>& stop)>
@@ -31,6 +32,11 @@ struct SpeedMeasures {
   std::function<absl::StatusOr<DiskSpeed>(const TrainOptions&, const std::string& folder,
                                           const std::function<bool()>& stop)>
       disk = MeasureDisk;
+  std::function<absl::StatusOr<double>(const DecoderConfig&, const TrainOptions&,
+                                       const std::function<bool()>& stop)>
+      gpu_block = MeasureGpuBlock;
+  std::function<absl::StatusOr<double>(const TrainOptions&, const std::function<bool()>& stop)>
+      bus = MeasureBus;
 };
 
 // Owned by one thread.
@@ -42,20 +48,29 @@ class Calibration {
   // In CacheFolder("speeds").
   static Calibration OfThisUser();
 
-  // Measures what this object has not measured yet for such a run on the CPU; what cannot be kept
-  // is a note. `on_progress` is told what is measured. The errors of measure_speeds.h.
+  // Measures what this object has not measured yet for such a run; what cannot be kept is a note.
+  // `on_progress` is told what is measured, and the fraction of the work that is done. The errors
+  // of the functions that measure.
   absl::Status Measure(const DecoderConfig& model, const TrainOptions& options,
                        const MachineLimits& limits, const std::function<bool()>& stop,
-                       const std::function<void(std::string_view)>& on_progress);
+                       const std::function<void(std::string_view, double)>& on_progress);
 
-  // Puts what is known into `limits`, for a run on the CPU: its speeds with their origin, and those
-  // of disks that have none.
+  // Puts what is known into `limits`: its speeds with their origin, and those of disks that have
+  // none.
   void AddTo(const DecoderConfig& model, const TrainOptions& options, MachineLimits& limits) const;
 
   // Since the last call.
   std::vector<std::string> TakeNotes();
 
  private:
+  struct Part {
+    std::string_view what;  // for people
+    Json key;
+    std::function<absl::StatusOr<Speeds>()> measure;
+  };
+  absl::StatusOr<std::vector<Part>> PartsOf(const DecoderConfig& model, const TrainOptions& options,
+                                            const MachineLimits& limits,
+                                            const std::function<bool()>& stop) const;
   std::optional<KeptSpeeds> Find(const Json& key) const;
   void Keep(const Json& key, Speeds speeds);
 
