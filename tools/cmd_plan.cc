@@ -105,7 +105,7 @@ class PlanCommand : public Command {
         return row.plan.ok() && !row.plan->forecast.has_value();
       });
       PrintTo(stdout, "{}{}{}", as_given.ok() ? plan_text_ + "\n" : "", FormatAlternatives(rows),
-              lacks_speeds && machine_.empty() ? kNoSpeeds : "");
+              lacks_speeds && machine_.empty() ? no_speeds_ : "");
     }
     return as_given.status();
   }
@@ -131,7 +131,8 @@ class PlanCommand : public Command {
       FindBetterSettings(model, options, limits, plan);
       plan_text_ = FormatPlan(plan, model, options);
       if (!plan.forecast.has_value() && machine_.empty()) {
-        plan_text_ += plan.on_gpu() && limits.gpu.name.empty() ? kNoGpu : kNoSpeeds;
+        if (plan.on_gpu() && limits.gpu.name.empty()) no_speeds_ = kNoGpu;
+        plan_text_ += no_speeds_;
       }
     }
     return plan;
@@ -209,6 +210,7 @@ class PlanCommand : public Command {
   bool measures_ = false;
   std::vector<std::string> what_if_;
   std::string plan_text_;
+  const char* no_speeds_ = kNoSpeeds;
   std::optional<Calibration> calibration_;
   std::optional<std::pair<TrainOptions, MachineSpeeds>> as_given_;
   bool has_warned_ = false;
