@@ -1,6 +1,7 @@
 #include "forebay/step/gpu_window.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "fmt/format.h"
@@ -10,25 +11,41 @@
 
 namespace forebay {
 
+int64_t GpuPlaces::TotalBytes() const {
+  return std::accumulate(place_bytes.begin(), place_bytes.end(), int64_t{0});
+}
+
+GpuPlaces PlacesOfChain(const Inventory& inventory, DType dtype) {
+  GpuPlaces places;
+  for (const LayerSpec& layer : inventory.layers()) {
+    places.layer_bytes.push_back(layer.num_elems * SizeOf(dtype));
+  }
+  const std::span<const int64_t> others =
+      std::span(places.layer_bytes).subspan(1, places.layer_bytes.size() - 2);
+  const int64_t most_of_others = std::ranges::max(others);
+  places.place_bytes = {most_of_others, most_of_others, std::ranges::max(places.layer_bytes)};
+  return places;
+}
+
 absl::StatusOr<std::unique_ptr<GpuWindow>> GpuWindow::Create(ParamSource* source,
                                                              std::span<Device* const> devices,
-                                                             int num_places, int64_t place_bytes,
-                                                             UsedOnOthers used) {
-  FOREBAY_CHECK(num_places >= 3 && (devices.size() == 1 || used != nullptr));
-  std::unique_ptr<GpuWindow> window(new GpuWindow(source));
+                                                             GpuPlaces places, UsedOnOthers used) {
+  FOREBAY_CHECK(places.place_bytes.size() >= 3 && std::ranges::is_sorted(places.place_bytes));
+  FOREBAY_CHECK(devices.size() == 1 || used != nullptr);
+  std::unique_ptr<GpuWindow> window(new GpuWindow(source, std::move(places)));
   window->used_on_others_ = std::move(used);
   window->kind_ = devices.front()->kind();
   for (Device* const device : devices) {
     FOREBAY_ASSIGN_OR_RETURN(window->streams_.emplace_back(), device->CreateStream());
   }
-  for (int i = 0; i < num_places; ++i) {
+  for (const int64_t place_bytes : window->shape_.place_bytes) {
     FOREBAY_RETURN_IF_ERROR(window->AddPlace(devices, place_bytes));
   }
   return window;
 }
 
 absl::Status GpuWindow::AddPlace(std::span<Device* const> devices, int64_t place_bytes) {
-  Place& place = places_.emplace_back();
+  Place& place = places_.emplace_back(Place{.size_bytes = place_bytes});
   for (Device* const device : devices) {
     Copy& copy = place.copies.emplace_back();
     FOREBAY_ASSIGN_OR_RETURN(copy.memory, device->Allocate(place_bytes));
@@ -61,9 +78,15 @@ void GpuWindow::CancelExpected() {
   staged_ = nullptr;
 }
 
-GpuWindow::Place* GpuWindow::FreePlace() {
-  const auto free = std::ranges::find(places_, PlaceState::kFree, &Place::state);
+GpuWindow::Place* GpuWindow::FreePlaceFor(int layer) {
+  const auto free = std::ranges::find_if(places_, [&](const Place& place) {
+    return place.state == PlaceState::kFree && place.size_bytes >= shape_.BytesOf(layer);
+  });
   return free == places_.end() ? nullptr : &*free;
+}
+
+bool GpuWindow::IsItsOwn(const Place& place, int layer) const {
+  return place.size_bytes == *std::ranges::lower_bound(shape_.place_bytes, shape_.BytesOf(layer));
 }
 
 // To every device. The first one's copy counts as there when all are: the source waits for that.
@@ -100,12 +123,14 @@ absl::Status GpuWindow::Stage(Place& place, int layer) {
   return absl::OkStatus();
 }
 
-// The next layer, where there is a place for it. An error is that of its Acquire.
+// The next layer, where there is a place for it: a larger one is left to a layer that needs it. An
+// error is that of its Acquire.
 void GpuWindow::StageAhead() {
   if (!failure_.ok() || staged_ != nullptr || announced_.empty()) return;
-  Place* const place = FreePlace();
-  if (place == nullptr) return;
-  failure_ = Stage(*place, announced_.next());
+  const int layer = announced_.next();
+  Place* const place = FreePlaceFor(layer);
+  if (place == nullptr || !IsItsOwn(*place, layer)) return;
+  failure_ = Stage(*place, layer);
   if (failure_.ok()) staged_ = place;
 }
 
@@ -113,11 +138,14 @@ absl::StatusOr<WeightsLease> GpuWindow::Acquire(int layer) {
   FOREBAY_RETURN_IF_ERROR(announced_.CheckIsNext(layer));
   FOREBAY_RETURN_IF_ERROR(failure_);
   if (staged_ == nullptr) {
-    Place* const place = FreePlace();
+    Place* const place = FreePlaceFor(layer);
     if (place == nullptr) {
       return UsageError(fmt::format(
-          "layer {} is acquired while all {} places on the device are lent. Release one before",
-          layer, places_.size()));
+          "layer {} is acquired while all {} places on the device that have room for it are lent. "
+          "Release one before",
+          layer, std::ranges::count_if(places_, [&](const Place& each) {
+            return each.size_bytes >= shape_.BytesOf(layer);
+          })));
     }
     FOREBAY_RETURN_IF_ERROR(Stage(*place, layer));
     staged_ = place;

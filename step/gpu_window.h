@@ -15,33 +15,56 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "forebay/base/dtype.h"
+#include "forebay/base/tensor_spec.h"
 #include "forebay/device/device.h"
 #include "forebay/step/announced_layers.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {
 
+// Where layers lie on each device.
+struct GpuPlaces {
+  std::vector<int64_t> place_bytes;  // from the smallest to the largest
+  std::vector<int64_t> layer_bytes;  // of the weights of each layer; empty: of all a place's
+
+  int64_t TotalBytes() const;
+  int64_t BytesOf(int layer) const {
+    return layer_bytes.empty() ? place_bytes.back() : layer_bytes[static_cast<size_t>(layer)];
+  }
+};
+// Of a model whose layers follow one another, of which the first and the last may be larger than
+// the others and are never needed at one time: room for two of the others, and for any one.
+GpuPlaces PlacesOfChain(const Inventory& inventory, DType dtype);
+
 // Owned by one thread.
 class GpuWindow final : public ParamSource {
  public:
-  // `num_places`: leases that may be out, and one layer that is copied ahead: three at least, for
-  // the two leases of ParamSource. `place_bytes`: of the largest layer; each place takes so many on
-  // the device. `source` ends before this, as it may wait for its events; `device` outlives this.
-  // OutOfMemoryError, EnvironmentError. Requires: num_places >= 3.
+  // `places`: for the leases that may be out, and for one layer that is copied ahead: three at
+  // least, for the two leases of ParamSource, each place so large on the device. A layer lies in
+  // the smallest free place that has room for it; ahead it comes only to a place than which no
+  // smaller one has. `source` ends before this, as it may wait for its events; `device` outlives
+  // this. OutOfMemoryError, EnvironmentError.
+  static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source, Device* device,
+                                                           GpuPlaces places) {
+    return Create(source, std::span(&device, 1), std::move(places), {});
+  }
+  // `num_places` of the largest layer.
   static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source, Device* device,
                                                            int num_places, int64_t place_bytes) {
-    return Create(source, std::span(&device, 1), num_places, place_bytes, {});
+    return Create(source, device,
+                  {.place_bytes = std::vector(static_cast<size_t>(num_places), place_bytes)});
   }
   // The same on several. Leases have the weights on the first; when nobody on one of the others
   // reads a layer any more, which is asked when its lease is released, `used` says.
   using UsedOnOthers = std::function<Event*(size_t device, int layer)>;
   static absl::StatusOr<std::unique_ptr<GpuWindow>> Create(ParamSource* source,
                                                            std::span<Device* const> devices,
-                                                           int num_places, int64_t place_bytes,
-                                                           UsedOnOthers used);
+                                                           GpuPlaces places, UsedOnOthers used);
   ~GpuWindow() override;  // every lease has ended
 
   void Expect(std::span<const int> layers) override;
@@ -72,21 +95,26 @@ class GpuWindow final : public ParamSource {
     Event* last_read = nullptr;  // when the last lease's readers are done; nullptr: now
   };
   struct Place {
+    int64_t size_bytes = 0;
     std::vector<Copy> copies;  // by device
     PlaceState state = PlaceState::kFree;
     LayerWeights weights;  // of the layer, on the first device
     int layer = -1;
   };
 
-  explicit GpuWindow(ParamSource* source) : source_(source) {}
+  GpuWindow(ParamSource* source, GpuPlaces shape) : source_(source), shape_(std::move(shape)) {}
   absl::Status AddPlace(std::span<Device* const> devices, int64_t place_bytes);
-  Place* FreePlace();
+  // nullptr: none that has room is free.
+  Place* FreePlaceFor(int layer);
+  // Whether no smaller place has room for the layer.
+  bool IsItsOwn(const Place& place, int layer) const;
   const Place* LentPlace(int layer) const;
   absl::Status Stage(Place& place, int layer);
   absl::Status CopyTo(Place& place, std::span<const std::byte> weights);
   void StageAhead();
 
   ParamSource* const source_;
+  const GpuPlaces shape_;
   UsedOnOthers used_on_others_;
   DeviceKind kind_ = DeviceKind::kHost;
   std::vector<std::unique_ptr<Stream>> streams_;  // by device

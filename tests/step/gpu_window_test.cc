@@ -44,10 +44,12 @@ class FewBuffers : public ParamSource {
       EXPECT_TRUE(buffer.done->Await().ok());
     }
     buffer.layer = layer;
-    buffer.bytes.assign(kBytes, static_cast<std::byte>(++num_acquired));
+    const auto size = static_cast<size_t>(layer_bytes[static_cast<size_t>(layer)]);
+    buffer.bytes.assign(size, static_cast<std::byte>(++num_acquired));
     return WeightsLease(this, layer, {.dtype = DType::kF32, .data = buffer.bytes});
   }
 
+  std::vector<int64_t> layer_bytes = std::vector<int64_t>(kLayers, kBytes);
   std::vector<int> expected;
   int num_acquired = 0;
   int broken_layer = -1;
@@ -69,10 +71,11 @@ class FewBuffers : public ParamSource {
 
 class GpuWindowTest : public DeviceTest {
  protected:
-  void Make(int num_places = 3, int num_buffers = 2) {
+  void Make(GpuPlaces places = {.place_bytes = {kBytes, kBytes, kBytes}}) {
     // In this order: the source ends before the window whose events it waits for.
-    source_ = std::make_unique<FewBuffers>(num_buffers);
-    auto window = GpuWindow::Create(source_.get(), device_.get(), num_places, kBytes);
+    source_ = std::make_unique<FewBuffers>(/*num_buffers=*/2);
+    if (!places.layer_bytes.empty()) source_->layer_bytes = places.layer_bytes;
+    auto window = GpuWindow::Create(source_.get(), device_.get(), std::move(places));
     ASSERT_TRUE(window.ok()) << window.status();
     window_ = *std::move(window);
     compute_ = MakeStream();
@@ -92,7 +95,7 @@ class GpuWindowTest : public DeviceTest {
   }
   // Has the device read the weights of a lease into a new result.
   void Read(const WeightsLease& lease) {
-    results_.emplace_back(kBytes);
+    results_.emplace_back(lease.weights().data.size());
     EXPECT_EQ(lease.weights().device, device_->kind());
     ASSERT_TRUE(compute_->WaitFor(*lease.weights().ready).ok());
     ASSERT_TRUE(compute_->CopyToHost(results_.back(), lease.weights().data.data()).ok());
@@ -106,7 +109,8 @@ class GpuWindowTest : public DeviceTest {
   void ExpectResults() {
     ASSERT_TRUE(compute_->Await().ok());
     for (size_t i = 0; i < results_.size(); ++i) {
-      EXPECT_EQ(results_[i], std::vector(kBytes, static_cast<std::byte>(i + 1))) << "access " << i;
+      EXPECT_EQ(results_[i], std::vector(results_[i].size(), static_cast<std::byte>(i + 1)))
+          << "access " << i;
     }
   }
 
@@ -191,6 +195,63 @@ TEST_P(GpuWindowTest, AnErrorOfALayerThatIsBroughtAheadIsThatOfItsAcquire) {
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(MessageOf(window_->Acquire(1).status()), HasSubstr("the disk is gone"));
   }
+}
+
+constexpr int64_t kSmall = 64;
+GpuPlaces PlacesOfAChainWithLargeEnds() {
+  Inventory inventory;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    inventory.BeginLayer("layer");
+    const bool is_end = layer == 0 || layer == kLayers - 1;
+    inventory.Add("tensor", {(is_end ? kBytes : kSmall) / 4}, 0, /*decay=*/true);
+  }
+  GpuPlaces places = PlacesOfChain(inventory, DType::kF32);
+  // Of the layers' padding nothing is lent here.
+  places.layer_bytes.assign(kLayers, kSmall);
+  places.layer_bytes.front() = places.layer_bytes.back() = kBytes;
+  return places;
+}
+
+TEST_P(GpuWindowTest, LayersThatAreLargerThanOthersShareOnePlace) {
+  const GpuPlaces places = PlacesOfAChainWithLargeEnds();
+  EXPECT_EQ(places.place_bytes.size(), 3);
+  EXPECT_EQ(places.place_bytes[0], places.place_bytes[1]);
+  EXPECT_GE(places.place_bytes[2], kBytes);
+  Make({.place_bytes = {kSmall, kSmall, kBytes}, .layer_bytes = places.layer_bytes});
+  std::vector<int> order;
+  for (int step = 0; step < 3; ++step) {
+    for (int layer = 0; layer < kLayers; ++layer) order.push_back(layer);
+    for (int layer = kLayers - 2; layer > 0; --layer) order.push_back(layer);
+  }
+  results_.reserve(order.size());
+  window_->Expect(order);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    WeightsLease lease = Acquire(order[i]);
+    bytes += std::ssize(lease.weights().data);
+    Read(lease);
+    Release(lease);
+    // The next one is on its way already.
+    EXPECT_EQ(window_->copied_bytes() > bytes, i + 1 < order.size()) << i;
+  }
+  ExpectResults();
+}
+
+TEST_P(GpuWindowTest, ALargePlaceIsLeftToALargeLayerUnlessALayerIsAskedFor) {
+  GpuPlaces places = PlacesOfAChainWithLargeEnds();
+  places.place_bytes = {kSmall, kSmall, kBytes};
+  Make(places);
+  window_->Expect({{1, 2, 3, 0}});
+  std::vector<WeightsLease> leases;
+  leases.push_back(Acquire(1));
+  leases.push_back(Acquire(2));
+  const int64_t of_two = window_->copied_bytes();
+  leases.push_back(Acquire(3));
+  EXPECT_EQ(window_->copied_bytes(), of_two + kSmall);
+  leases.erase(leases.begin());
+  EXPECT_THAT(MessageOf(window_->Acquire(0).status()), HasSubstr("all 1 places"));
+  leases.clear();
+  EXPECT_EQ(std::ssize(Acquire(0).weights().data), kBytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, GpuWindowTest,

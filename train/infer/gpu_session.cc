@@ -67,8 +67,9 @@ absl::StatusOr<GpuPlan> PlanOnGpu(const InferOptions& options, const MachineLimi
                                   const DecoderConfig& config, const GpuNeeds& needs) {
   const TrainOptions of_run = PlannerOptions(options);
   std::vector<GpuTerm> terms = needs.terms;
-  terms.push_back({fmt::format("weights of {} layers", kGpuPlaces),
-                   kGpuPlaces * GpuPlaceBytes(of_run, BuildInventory(config)), ""});
+  const GpuPlaces places = GpuPlacesOf(of_run, BuildInventory(config));
+  terms.push_back(
+      {fmt::format("weights of {} layers", places.place_bytes.size()), places.TotalBytes(), ""});
   return GpuPlanOf(std::move(terms), of_run, limits.gpu);
 }
 
@@ -94,7 +95,7 @@ absl::StatusOr<std::unique_ptr<GpuSession>> GpuSession::Open(const InferOptions&
   const Inventory inventory = BuildInventory(config);
   session->residents_ =
       ResidentLayers(inventory, dtype, plan.budget_bytes - plan.bytes,
-                     kGpuPlaces * GpuPlaceBytes(PlannerOptions(options), inventory));
+                     GpuPlacesOf(PlannerOptions(options), inventory).TotalBytes());
   FOREBAY_RETURN_IF_ERROR(session->host_budget_.Charge("program", kRuntimeBytes));
   FOREBAY_ASSIGN_OR_RETURN(session->device_, CreateCudaDevice(0));
   return session;
@@ -124,11 +125,10 @@ absl::StatusOr<GpuSession::Weights> GpuSession::OpenWeights() {
   if (std::ssize(residents_) == inventory.num_layers()) return weights;
 
   FOREBAY_ASSIGN_OR_RETURN(weights.checkpoint_, OpenCheckpoint(weight_bytes_, residents_));
-  const int64_t place_bytes = GpuPlaceBytes(PlannerOptions(options_), inventory);
-  FOREBAY_RETURN_IF_ERROR(device_budget_.Charge("weights on the GPU", kGpuPlaces * place_bytes));
-  FOREBAY_ASSIGN_OR_RETURN(
-      weights.window_,
-      GpuWindow::Create(weights.checkpoint_.get(), device_.get(), kGpuPlaces, place_bytes));
+  const GpuPlaces places = GpuPlacesOf(PlannerOptions(options_), inventory);
+  FOREBAY_RETURN_IF_ERROR(device_budget_.Charge("weights on the GPU", places.TotalBytes()));
+  FOREBAY_ASSIGN_OR_RETURN(weights.window_,
+                           GpuWindow::Create(weights.checkpoint_.get(), device_.get(), places));
   weights.residents_->LendOthersFrom(weights.window_.get());
   return weights;
 }

@@ -76,9 +76,9 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
   const CudaDecoderMemory memory = CudaDecoderMemoryFor(model, CudaDecoderOptionsOf(options, plan));
   // The layers of a long segment take more buffers than activations that come and go need.
   const bool is_long = plan.segment_layers > kActivationStorageBuffers;
+  const GpuPlaces places = GpuPlacesOf(options, inventory);
   plan.terms = {
-      {fmt::format("weights of {} layers", kGpuPlaces),
-       kGpuPlaces * GpuPlaceBytes(options, inventory), ""},
+      {fmt::format("weights of {} layers", places.place_bytes.size()), places.TotalBytes(), ""},
       {"activation checkpoints", memory.activation_bytes,
        is_long ? "--batch, --seq, --accum or a larger --number_checkpoints" : kTokensShrinkWith},
       {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
@@ -130,8 +130,8 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
 
 }  // namespace
 
-int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory) {
-  return LargestLayerElems(inventory) * SizeOf(cpu::WeightDType(options.precision));
+GpuPlaces GpuPlacesOf(const TrainOptions& options, const Inventory& inventory) {
+  return PlacesOfChain(inventory, cpu::WeightDType(options.precision));
 }
 
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan) {

@@ -11,20 +11,18 @@
 #include "forebay/model/recompute.h"
 #include "forebay/offload/machine_limits.h"
 #include "forebay/offload/plan.h"
+#include "forebay/step/gpu_window.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/plan/plan.h"
 
 namespace forebay {
 
-// Layers whose weights are on the GPU at one time: those of the two leases of a pass (the tied
-// output layer), and one that is copied ahead.
-inline constexpr int kGpuPlaces = 3;
-
 // PlanTerm::shrink_with of terms that grow with the tokens of a step.
 inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
-// Each place has room for the largest layer.
-int64_t GpuPlaceBytes(const TrainOptions& options, const Inventory& inventory);
+// Where weights lie there at one time: those of the two leases of a pass (the tied output layer),
+// and those of one layer that is copied ahead.
+GpuPlaces GpuPlacesOf(const TrainOptions& options, const Inventory& inventory);
 // `plan`: says which activations are where.
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan);
 

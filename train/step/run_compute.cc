@@ -88,7 +88,7 @@ class OnGpu final : public RunCompute {
     auto made = std::make_unique<OnGpu>();
     made->options_ = CudaDecoderOptionsOf(options, plan.gpu);
     const Inventory inventory = BuildInventory(config);
-    made->place_bytes_ = GpuPlaceBytes(options, inventory);
+    made->places_ = GpuPlacesOf(options, inventory);
     made->largest_elems_ = inventory.largest_layer_elems();
     made->budget_ = budget;
     for (int part = 0; part < options.data_parallel; ++part) {
@@ -116,14 +116,13 @@ class OnGpu final : public RunCompute {
   absl::Status Attach(LayerSession* layers) override {
     std::vector<Device*> devices;
     for (const std::unique_ptr<Gpu>& gpu : gpus_) {
-      FOREBAY_RETURN_IF_ERROR(gpu->budget.Charge("weights on the GPU", kGpuPlaces * place_bytes_));
+      FOREBAY_RETURN_IF_ERROR(gpu->budget.Charge("weights on the GPU", places_.TotalBytes()));
       devices.push_back(gpu->device.get());
     }
     const auto used = [this](size_t part, int layer) {
       return gpus_[part]->compute->WeightsAreUsed(layer);
     };
-    FOREBAY_ASSIGN_OR_RETURN(window_,
-                             GpuWindow::Create(layers, devices, kGpuPlaces, place_bytes_, used));
+    FOREBAY_ASSIGN_OR_RETURN(window_, GpuWindow::Create(layers, devices, places_, used));
     if (layers->activations() != nullptr) {
       gpus_.front()->compute->SpillTo(layers->activations());
     }
@@ -175,7 +174,7 @@ class OnGpu final : public RunCompute {
 
   CudaDecoderOptions options_;
   std::string algorithms_;
-  int64_t place_bytes_ = 0;
+  GpuPlaces places_;
   int64_t largest_elems_ = 0;
   MemoryBudget* budget_ = nullptr;
   // In this order, so that each is destroyed before what it uses: the window waits for events of

@@ -62,11 +62,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
                                     device, &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
       decoder = *std::move(made);
-      int64_t largest = 0;
-      for (const LayerSpec& layer : model.inventory.layers()) {
-        largest = std::max(largest, layer.num_elems * SizeOf(dtype));
-      }
-      auto window_made = GpuWindow::Create(&source, device, /*num_places=*/3, largest);
+      auto window_made = GpuWindow::Create(&source, device, PlacesOfChain(model.inventory, dtype));
       FOREBAY_CHECK(window_made.ok());
       window = *std::move(window_made);
     }
