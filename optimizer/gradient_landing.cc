@@ -1,7 +1,9 @@
 #include "forebay/optimizer/gradient_landing.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
@@ -11,24 +13,31 @@
 
 namespace forebay {
 
-int64_t GradientLanding::DeviceBytes(DType dtype, int64_t largest_layer_elems) {
-  return largest_layer_elems * SizeOf(dtype) +
-         largest_layer_elems / kNormBlockElems * int64_t{sizeof(double)};
+int64_t GradientLanding::PartElems(std::vector<int64_t> layer_elems) {
+  constexpr int64_t kLeastElems = int64_t{64} << 20;
+  if (layer_elems.empty()) return 0;
+  const auto middle = layer_elems.begin() + std::ssize(layer_elems) / 2;
+  std::ranges::nth_element(layer_elems, middle);
+  return std::min(std::max(*middle, kLeastElems), std::ranges::max(layer_elems));
 }
 
-int64_t GradientLanding::ChargedBytes(DType dtype, int64_t largest_layer_elems) {
+int64_t GradientLanding::DeviceBytes(DType dtype, int64_t part_elems) {
+  return part_elems * SizeOf(dtype) + part_elems / kNormBlockElems * int64_t{sizeof(double)};
+}
+
+int64_t GradientLanding::ChargedBytes(DType dtype, int64_t part_elems) {
   constexpr int64_t kNumPlaces = std::tuple_size_v<decltype(places_)>;
-  return kNumPlaces * HostBuffer::ChargedBytes(DeviceBytes(dtype, largest_layer_elems));
+  return kNumPlaces * HostBuffer::ChargedBytes(DeviceBytes(dtype, part_elems));
 }
 
 absl::StatusOr<std::unique_ptr<GradientLanding>> GradientLanding::Create(
-    Device* device, DType dtype, int64_t largest_layer_elems, MemoryBudget* device_budget,
+    Device* device, DType dtype, int64_t part_elems, MemoryBudget* device_budget,
     MemoryBudget* budget) {
-  std::unique_ptr<GradientLanding> landing(new GradientLanding(dtype, largest_layer_elems));
-  const int64_t bytes = DeviceBytes(dtype, largest_layer_elems);
+  std::unique_ptr<GradientLanding> landing(new GradientLanding(dtype, part_elems));
+  const int64_t bytes = DeviceBytes(dtype, part_elems);
   FOREBAY_ASSIGN_OR_RETURN(
       landing->on_device_,
-      DeviceAllocation::Create(device_budget, device, "rounded gradient of one layer", bytes));
+      DeviceAllocation::Create(device_budget, device, "rounded gradient of a layer", bytes));
   for (Place& place : landing->places_) {
     FOREBAY_ASSIGN_OR_RETURN(place.memory, HostBuffer::Create(budget, "gradient of one layer",
                                                               bytes, {.device = device}));
@@ -38,20 +47,24 @@ absl::StatusOr<std::unique_ptr<GradientLanding>> GradientLanding::Create(
   return landing;
 }
 
-absl::Status GradientLanding::Start(const LayerGradient& gradient) {
-  const auto num_elems = static_cast<int64_t>(gradient.elems.size());
-  FOREBAY_CHECK(num_elems <= largest_layer_elems_ && num_elems % kNormBlockElems == 0);
+absl::StatusOr<int64_t> GradientLanding::Start(const LayerGradient& gradient, int64_t first_elem) {
+  const int64_t num_elems = std::min(std::ssize(gradient.elems) - first_elem, part_elems_);
+  FOREBAY_CHECK(num_elems > 0 && num_elems % kNormBlockElems == 0);
   FOREBAY_CHECK(num_started_ - num_landed_ < std::ssize(places_));
+  const int64_t end_elem = first_elem + num_elems;
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
   std::byte* const rounded = on_device_.address();
   auto* const squares = reinterpret_cast<double*>(rounded + SquaresOffset());
   FOREBAY_RETURN_IF_ERROR(stream_->Launch([&](void* native_stream) {
-    return RoundGradientCuda(gradient.elems.data(), num_elems, dtype_, rounded, squares,
-                             native_stream);
+    return RoundGradientCuda(gradient.elems.data() + first_elem, num_elems, dtype_, rounded,
+                             squares, native_stream);
   }));
-  if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
+  if (gradient.taken != nullptr && end_elem == std::ssize(gradient.elems)) {
+    FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
+  }
   Place& place = PlaceOf(num_started_);
   place.started_ns = TraceRecorder::Active() == nullptr ? 0 : TraceNowNs();
+  place.first_elem = first_elem;
   place.num_elems = num_elems;
   const std::span<std::byte> to = place.memory.bytes();
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(to.first(num_elems * SizeOf(dtype_)), rounded));
@@ -59,7 +72,7 @@ absl::Status GradientLanding::Start(const LayerGradient& gradient) {
       to.subspan(SquaresOffset(), num_elems / kNormBlockElems * sizeof(double)), squares));
   FOREBAY_RETURN_IF_ERROR(stream_->Record(*place.has_landed));
   ++num_started_;
-  return absl::OkStatus();
+  return end_elem;
 }
 
 absl::StatusOr<RoundedGradient> GradientLanding::Land() {
@@ -81,7 +94,8 @@ absl::StatusOr<RoundedGradient> GradientLanding::Land() {
   return RoundedGradient{
       .elems = bytes.first(place.num_elems * SizeOf(dtype_)),
       .block_squares = {reinterpret_cast<const double*>(bytes.data() + SquaresOffset()),
-                        static_cast<size_t>(place.num_elems / kNormBlockElems)}};
+                        static_cast<size_t>(place.num_elems / kNormBlockElems)},
+      .first_elem = place.first_elem};
 }
 
 }  // namespace forebay

@@ -206,9 +206,12 @@ absl::Status HeldGradients::CheckPadding(int layer, const GradientPart& part) co
 }
 
 absl::Status HeldGradients::CheckPadding(int layer, const RoundedGradient& gradient) const {
+  const int64_t first_elem = gradient.first_elem;
+  const int64_t end_elem = first_elem + std::ssize(gradient.elems) / elem_bytes();
   for (const Padding& padding : paddings_[layer]) {
-    for (int64_t i = padding.first_elem; i < padding.end_elem; ++i) {
-      const float value = FloatAt(gradient.elems.data(), dtype_, i);
+    const int64_t end = std::min(padding.end_elem, end_elem);
+    for (int64_t i = std::max(padding.first_elem, first_elem); i < end; ++i) {
+      const float value = FloatAt(gradient.elems.data(), dtype_, i - first_elem);
       if (value != 0) return PaddingError(layer, padding, i, value);
     }
   }
@@ -234,11 +237,15 @@ absl::Status HeldGradients::HandPart(int layer, const GradientPart& part, Thread
 
 absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                                  std::span<const ElemRange> as_zeros) {
-  const int64_t num_elems = store_->tiles().layer_elems(layer);
-  FOREBAY_CHECK(std::ssize(gradient.elems) == num_elems * elem_bytes());
+  const int64_t num_elems = std::ssize(gradient.elems) / elem_bytes();
   FOREBAY_CHECK(gradient.block_squares.empty() ||
                 std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
-  return Take(layer, {.end_elem = num_elems, .rounded = gradient, .as_zeros = as_zeros}, pool);
+  return Take(layer,
+              {.first_elem = gradient.first_elem,
+               .end_elem = gradient.first_elem + num_elems,
+               .rounded = gradient,
+               .as_zeros = as_zeros},
+              pool);
 }
 
 absl::Status HeldGradients::Take(int layer, const Gradient& gradient, ThreadPool& pool) {
@@ -291,7 +298,7 @@ void HeldGradients::Load(const Gradient& gradient, int64_t first_elem, std::span
   for (size_t i = 0; i < to.size(); ++i) {
     const int64_t elem = first_elem + static_cast<int64_t>(i);
     to[i] = rounded == nullptr ? gradient.elems[elem - gradient.first_elem]
-                               : FloatAt(rounded, dtype_, elem);
+                               : FloatAt(rounded, dtype_, elem - gradient.first_elem);
   }
 }
 
@@ -307,12 +314,13 @@ double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, st
                                       to);
   }
   if (!is_in_block()) {
-    const std::byte* const elems = rounded.elems.data() + first_elem * elem_bytes();
+    const int64_t in_part = first_elem - gradient.first_elem;
+    const std::byte* const elems = rounded.elems.data() + in_part * elem_bytes();
     if (rounded.block_squares.empty()) {
       return CopyAndSumSquares(elems, kNormBlockElems, dtype_, to);
     }
     std::memcpy(to, elems, static_cast<size_t>(kNormBlockElems * elem_bytes()));
-    return rounded.block_squares[first_elem / kNormBlockElems];
+    return rounded.block_squares[in_part / kNormBlockElems];
   }
   std::array<float, kNormBlockElems> block;
   Load(gradient, first_elem, block);

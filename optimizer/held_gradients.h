@@ -45,11 +45,13 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
 using SumOverParts =
     std::function<absl::Status(std::span<double> sums, absl::FunctionRef<void()> add_own)>;
 
-// A layer's gradient as it is held: rounded, and for each kNormBlockElems of it the sum of their
-// squares, as RoundAndSumSquares gives both. Without squares these are summed as it is taken.
+// A layer's gradient as it is held, or a part of it: rounded, and for each kNormBlockElems of it
+// the sum of their squares, as RoundAndSumSquares gives both. Without squares these are summed as
+// it is taken.
 struct RoundedGradient {
   std::span<const std::byte> elems;
   std::span<const double> block_squares = {};
+  int64_t first_elem = 0;  // of the layer's; a multiple of kNormBlockElems
 };
 
 // Elements of a layer's gradient from `first_elem` on, which is a multiple of kNormBlockElems; so
@@ -123,7 +125,7 @@ class HeldGradients {
   absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                     std::span<const ElemRange> as_zeros = {});
   // The same of a part of it. Parts come from the first to the last, with nothing else between
-  // them; the last one completes the layer.
+  // them; the last one completes the layer. So do those that were rounded elsewhere.
   absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
                         std::span<const ElemRange> as_zeros = {});
   // Whether any layer was handed over since Finish, Recover or Abandon.
@@ -178,7 +180,7 @@ class HeldGradients {
     int64_t first_elem = 0;
     int64_t end_elem = 0;
     const float* elems = nullptr;
-    RoundedGradient rounded;  // of the whole layer
+    RoundedGradient rounded;  // from first_elem on
     std::span<const ElemRange> as_zeros;
   };
   size_t NumBlocks(int layer) const;

@@ -44,7 +44,8 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
   FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems, on_its_way.layer));
   FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, without_gradient));
   if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
-  const bool one_comes = on_its_way.layer >= 0 && !placement.WaitsForNorm(on_its_way.layer);
+  const bool one_comes =
+      on_its_way.layer >= 0 && !on_its_way.is_begun && !placement.WaitsForNorm(on_its_way.layer);
   const int expected = speculative_layers[num_speculated + (one_comes ? 1 : 0)];
   if (layer == expected) return absl::OkStatus();
   const std::vector<LayerSpec>& layers = store->inventory().layers();
@@ -82,9 +83,12 @@ void OffloadedOptimizer::Impl::EndTaking(int layer) {
 absl::Status OffloadedOptimizer::Impl::TakeRounded(int layer, const RoundedGradient& gradient,
                                                    ThreadPool& compute,
                                                    std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(BeginTaking(layer, without_gradient));
+  if (gradient.first_elem == 0) {
+    FOREBAY_RETURN_IF_ERROR(BeginTaking(layer, without_gradient));
+  }
   FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, tensors->AsZeros()));
-  EndTaking(layer);
+  const int64_t num_elems = std::ssize(gradient.elems) / SizeOf(options.gradient_dtype);
+  if (gradient.first_elem + num_elems == tiles.layer_elems(layer)) EndTaking(layer);
   return absl::OkStatus();
 }
 
@@ -133,15 +137,20 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
         "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
         "Make it with the device, or copy the gradient to memory first");
   }
-  FOREBAY_RETURN_IF_ERROR(impl_->landing->Start(gradient));
-  FOREBAY_RETURN_IF_ERROR(impl_->Land());
-  impl_->on_its_way = {.layer = layer, .compute = &pool};
-  impl_->tensors->Hand(layer, without_gradient);
+  // While a part is on its way the one before it is taken, of this layer or of the one before.
+  for (int64_t begin = 0; begin < std::ssize(gradient.elems);) {
+    const bool is_first = begin == 0;
+    FOREBAY_ASSIGN_OR_RETURN(begin, impl_->landing->Start(gradient, begin));
+    FOREBAY_RETURN_IF_ERROR(impl_->Land());
+    impl_->on_its_way = {.layer = layer, .compute = &pool, .is_begun = !is_first};
+    impl_->tensors->Hand(layer, without_gradient);
+  }
   return absl::OkStatus();
 }
 
 absl::Status OffloadedOptimizer::Impl::Land() {
-  const auto [layer, compute] = on_its_way;
+  const int layer = on_its_way.layer;
+  ThreadPool* const compute = on_its_way.compute;
   if (layer < 0) return absl::OkStatus();
   on_its_way = {};
   FOREBAY_ASSIGN_OR_RETURN(const RoundedGradient gradient, landing->Land());

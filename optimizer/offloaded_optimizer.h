@@ -53,6 +53,7 @@ struct OffloadedOptimizerOptions {
   Device* device = nullptr;
   MemoryBudget* device_budget = nullptr;
   bool lands_gradients = true;  // where there is a device; false: Hand's are in RAM all the same
+  int64_t landing_elems = 0;    // of a gradient at one time; 0: GradientLanding::PartElems
   int num_threads = 1;          // of the update
   int num_staging_tiles = 4;    // state tiles in flight; >= 2
   // Tiles of speculative layers whose gradients wait for their update; >= 2. With those of a whole

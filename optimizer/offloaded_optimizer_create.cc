@@ -50,14 +50,22 @@ bool Lands(const OffloadedOptimizerOptions& options) {
   return options.device != nullptr && options.lands_gradients;
 }
 
+int64_t LandingElems(const OffloadedOptimizerOptions& options, const TileMap& tiles) {
+  if (options.landing_elems > 0) return options.landing_elems;
+  std::vector<int64_t> layer_elems;
+  for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+    layer_elems.push_back(tiles.layer_elems(layer));
+  }
+  return GradientLanding::PartElems(std::move(layer_elems));
+}
+
 // `latest`: when layers are updated at last.
 int64_t StagingBytesOf(const OffloadedOptimizerOptions& options, const StagingShape& shape,
                        UpdateTime latest, const TileMap& tiles) {
-  int64_t landing_bytes = 0;
-  for (int layer = 0; Lands(options) && layer < tiles.num_streamed_layers(); ++layer) {
-    landing_bytes = std::max(landing_bytes, GradientLanding::ChargedBytes(
-                                                options.gradient_dtype, tiles.layer_elems(layer)));
-  }
+  const int64_t landing_bytes =
+      Lands(options)
+          ? GradientLanding::ChargedBytes(options.gradient_dtype, LandingElems(options, tiles))
+          : 0;
   const int num_ring_tiles = latest == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
   const int num_tables = latest == UpdateTime::kBesideStep ? 2 : 1;
   return landing_bytes + options.num_staging_tiles * shape.Total() +
@@ -136,7 +144,7 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   if (Lands(options)) {
     FOREBAY_ASSIGN_OR_RETURN(impl->landing,
                              GradientLanding::Create(options.device, options.gradient_dtype,
-                                                     store->inventory().largest_layer_elems(),
+                                                     LandingElems(options, store->tiles()),
                                                      options.device_budget, budget));
   }
   impl->writes = std::make_unique<TileWrites>(store);

@@ -164,6 +164,7 @@ struct OffloadedOptimizer::Impl {
   struct {
     int layer = -1;
     ThreadPool* compute = nullptr;
+    bool is_begun = false;  // parts before it were taken
   } on_its_way;
   double most_squares = 0;  // of the norm with which it goes on
   double handed_squares = 0;

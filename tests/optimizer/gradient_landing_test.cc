@@ -184,6 +184,49 @@ TEST_F(GradientLandingTest, AStepThatIsAbandonedLeavesNothingOnItsWay) {
   ExpectStoreHolds(run->store(), expected);
 }
 
+TEST_F(GradientLandingTest, LessMemoryIsTakenForAGradientThatComesInParts) {
+  int64_t whole_bytes = 0;
+  {
+    const auto run = Start({});
+    whole_bytes = run->budget().used_bytes();
+    EXPECT_EQ(
+        run->device_budget().used_bytes(),
+        GradientLanding::DeviceBytes(DType::kBF16, run->store().inventory().largest_layer_elems()));
+  }
+  const auto in_parts = Start({.landing_elems = kNormBlockElems});
+  EXPECT_EQ(in_parts->device_budget().used_bytes(),
+            GradientLanding::DeviceBytes(DType::kBF16, kNormBlockElems));
+  EXPECT_LT(in_parts->budget().used_bytes(), whole_bytes);
+}
+
+TEST_F(GradientLandingTest, AStepThatIsAbandonedAmongPartsLeavesNothingOnItsWay) {
+  const auto run = Start({.gradients = Tiers::kMixed, .landing_elems = kNormBlockElems});
+  InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+  const Inventory& inventory = run->store().inventory();
+  ASSERT_TRUE(run->Hand(3, 7).ok());
+  // Of the last tensor's padding, which ends the layer: parts before it are taken.
+  std::vector<float> gradient = GradientOf(inventory, 2, 7);
+  gradient.back() = 1;
+  const absl::Status handed = run->HandOver(2, gradient);
+  EXPECT_THAT(MessageOf(handed.ok() ? run->Hand(1, 7) : handed),
+              HasSubstr("'layers.1' has 1 at element"));
+  run->optimizer().AbandonStep();
+  const auto norm = run->Step(1);
+  ASSERT_TRUE(norm.ok()) << norm.status();
+  EXPECT_EQ(*norm, expected.Step(1));
+  ExpectStoreHolds(run->store(), expected);
+}
+
+TEST(GradientLandingPartElems, AreThoseOfMostLayersOrOfAnEighthOfAGibibyte) {
+  constexpr int64_t kLeast = int64_t{64} << 20;
+  EXPECT_EQ(GradientLanding::PartElems({}), 0);
+  EXPECT_EQ(GradientLanding::PartElems({1024, 4096, 2048}), 4096);
+  EXPECT_EQ(GradientLanding::PartElems({9 * kLeast, 1024, 2048, 1024, 5 * kLeast}), kLeast);
+  EXPECT_EQ(
+      GradientLanding::PartElems({9 * kLeast, 3 * kLeast, 3 * kLeast, 9 * kLeast, 3 * kLeast}),
+      3 * kLeast);
+}
+
 TEST_F(GradientLandingTest, AGradientInRamMayFollowOneOfTheGpu) {
   const auto run = Start({.gradients = Tiers::kMixed});
   InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);

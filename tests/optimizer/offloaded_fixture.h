@@ -342,6 +342,7 @@ class OffloadedRun {
     GradientArea area = GradientArea::kSpilled;
     OptimizerConfig rule = kTestAdamW;
     Device* gradient_device = nullptr;  // whose memory gradients come from
+    int64_t landing_elems = 0;          // of them at one time, as OffloadedOptimizerOptions has it
     const StepSettings* settings = nullptr;
     std::vector<int64_t> missed_updates = {};
   };
@@ -368,6 +369,7 @@ class OffloadedRun {
     settings.num_staging_tiles = options.num_staging_tiles;
     settings.gradient_area = options.area;
     settings.device = options.gradient_device;
+    settings.landing_elems = options.landing_elems;
     settings.device_budget = &run->device_budget_;
     const bool on_device = options.state == Tiers::kDevice || options.state == Tiers::kThree;
     if (on_device && settings.device == nullptr) {

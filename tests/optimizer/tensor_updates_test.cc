@@ -141,6 +141,14 @@ TEST_P(TensorUpdatesTest, SoDoesEveryStepWithGradientsOfAGpu) {
   ExpectTheBitsOfTheReference();
 }
 
+TEST_P(TensorUpdatesTest, SoDoesEveryStepWithGradientsOfAGpuThatComeInParts) {
+  const auto device = CreateCudaDevice(0);
+  if (!device.ok()) GTEST_SKIP() << MessageOf(device.status());
+  options_.gradient_device = device->get();
+  options_.landing_elems = 3 * kNormBlockElems;
+  ExpectTheBitsOfTheReference();
+}
+
 TEST_P(TensorUpdatesTest, AnotherProcessAtEveryStepGoesOnWithWhatWasMissed) {
   InMemoryOptimizer expected(options_.layout, options_.gradient_dtype, options_.rule, &settings_);
   for (int64_t step = 1; step <= kNumGroupedSteps; ++step) {

@@ -23,6 +23,13 @@ int64_t LargestLayerElems(const Inventory& inventory) {
   return largest;
 }
 
+// Of a gradient that comes from the GPU, at one time.
+int64_t LandingElems(const Inventory& inventory) {
+  std::vector<int64_t> layer_elems;
+  for (const LayerSpec& layer : inventory.layers()) layer_elems.push_back(layer.num_elems);
+  return GradientLanding::PartElems(std::move(layer_elems));
+}
+
 absl::Status CheckRecompute(const TrainOptions& options) {
   if (options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
       options.recompute_layers == 0) {
@@ -87,9 +94,9 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
   };
   // Ranks round their sum, in RAM.
   if (options.num_ranks == 1) {
-    plan.terms.push_back(
-        {"rounded gradient of one layer",
-         GradientLanding::DeviceBytes(options.grad_dtype, LargestLayerElems(inventory)), ""});
+    plan.terms.push_back({"rounded gradient of a layer",
+                          GradientLanding::DeviceBytes(options.grad_dtype, LandingElems(inventory)),
+                          ""});
   }
   // On the first GPU; all have the same budget.
   if (options.data_parallel > 1) {
@@ -207,9 +214,9 @@ std::vector<PlanTerm> HostTermsOfGpu(const DecoderConfig& model, const TrainOpti
   const int64_t all = num_gpus * CudaDecoderHostBytes(model, CudaDecoderOptionsOf(options, gpu));
   std::vector<PlanTerm> terms;
   if (options.num_ranks == 1) {
-    terms.push_back(
-        {"gradients from the GPU",
-         GradientLanding::ChargedBytes(options.grad_dtype, LargestLayerElems(inventory)), 0, ""});
+    terms.push_back({"gradients from the GPU",
+                     GradientLanding::ChargedBytes(options.grad_dtype, LandingElems(inventory)), 0,
+                     ""});
   }
   if (num_gpus > 1) {
     terms.push_back(
