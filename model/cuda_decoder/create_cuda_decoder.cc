@@ -51,8 +51,10 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   PlaceWorkspace(config_, layout_.workspace_shape, workspace_memory_.address(), workspace_);
   FOREBAY_RETURN_IF_ERROR(
       allocate(activation_gradient_, "activation gradients", layout_.activation_gradient));
-  FOREBAY_RETURN_IF_ERROR(
-      allocate(block_gradient_.memory, "gradient of one block (fp32)", layout_.block_gradient));
+  if (layout_.block_gradient > 0) {
+    FOREBAY_RETURN_IF_ERROR(
+        allocate(block_gradient_.memory, "gradient of one block (fp32)", layout_.block_gradient));
+  }
   FOREBAY_RETURN_IF_ERROR(
       allocate(large_gradient_.memory, "gradient of the embedding (fp32)", layout_.large_gradient));
   FOREBAY_RETURN_IF_ERROR(allocate(loss_sums_, "losses", layout_.losses));
@@ -80,6 +82,7 @@ absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
     const DecoderConfig& config, const CudaDecoderOptions& options, Device* device,
     MemoryBudget* device_budget, MemoryBudget* host_budget, MatmulAlgorithms* algorithms) {
   FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
+  FOREBAY_CHECK(!options.shares_gradients || !config.tied_embeddings);
   FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
                 options.num_batches >= 1);
   auto decoder = std::make_unique<CudaLayerCompute>(config, options);

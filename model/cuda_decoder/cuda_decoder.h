@@ -31,6 +31,10 @@ struct CudaDecoderOptions {
   int segment_layers = 1;
   int num_spilled_activations = 0;
   bool spills_to_storage = false;
+  // The gradients of blocks are made where those of the embedding and the head are. It takes less
+  // memory, and the first block waits until the head's have left. Not with tied embeddings, whose
+  // gradients are made while those of blocks are.
+  bool shares_gradients = false;
   bool training = true;  // else for passes that keep no activation and go forward alone
 };
 

@@ -65,7 +65,8 @@ class CudaLayerCompute final : public CudaDecoder {
     std::unique_ptr<Event> is_taken;  // by whoever brings what was in it to RAM
   };
   GradientPlace& PlaceOf(int layer) {
-    return HasLargeGradient(config_, layer) ? large_gradient_ : block_gradient_;
+    const bool is_large = options_.shares_gradients || HasLargeGradient(config_, layer);
+    return is_large ? large_gradient_ : block_gradient_;
   }
   std::span<float> Gradient(int layer);
   absl::Status ZeroGradient(int layer);

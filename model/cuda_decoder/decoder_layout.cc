@@ -40,7 +40,8 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
                             .segment_layers = options.segment_layers});
   activation_gradient = activations.activation_bytes;
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
-    int64_t& most = HasLargeGradient(config, layer) ? large_gradient : block_gradient;
+    const bool is_large = options.shares_gradients || HasLargeGradient(config, layer);
+    int64_t& most = is_large ? large_gradient : block_gradient;
     most =
         std::max(most, inventory.layers()[layer].num_elems * static_cast<int64_t>(sizeof(float)));
   }

@@ -149,7 +149,8 @@ CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPl
           .num_batches = options.accum,
           .segment_layers = plan.segment_layers,
           .num_spilled_activations = plan.num_spilled_activations,
-          .spills_to_storage = plan.spills_to_storage};
+          .spills_to_storage = plan.spills_to_storage,
+          .shares_gradients = plan.shares_gradients};
 }
 
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits) {
@@ -174,14 +175,17 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
   plan.segment_layers = recompute.segment_blocks;
   plan.spills_to_storage = options.activations_tier == ActivationsTier::kNvme;
-  SetTerms(model, options, inventory, plan);
   const int most_spilled = MostSpilledActivations(ChainOf(model, recompute));
-  while (plan.bytes > plan.budget_bytes && plan.num_spilled_activations < most_spilled) {
-    ++plan.num_spilled_activations;
-    SetTerms(model, options, inventory, plan);
+  for (const bool shares_gradients : {false, true}) {
+    if (shares_gradients && model.tied_embeddings) break;
+    plan.shares_gradients = shares_gradients;
+    for (int num_spilled = 0; num_spilled <= most_spilled; ++num_spilled) {
+      plan.num_spilled_activations = num_spilled;
+      SetTerms(model, options, inventory, plan);
+      if (plan.bytes <= plan.budget_bytes) return plan;
+    }
   }
-  if (plan.bytes > plan.budget_bytes) return DoesNotFit(plan);
-  return plan;
+  return DoesNotFit(plan);
 }
 
 int64_t RoomForState(const TrainOptions& options, const GpuPlan& gpu) {

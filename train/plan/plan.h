@@ -44,6 +44,7 @@ struct GpuPlan {
   int segment_layers = 1;
   int num_spilled_activations = 0;
   bool spills_to_storage = false;
+  bool shares_gradients = false;  // as CudaDecoderOptions has it: where it does not fit otherwise
 };
 
 // The share of a GPU's free memory that is taken when --gpu_mem is not given: its driver and

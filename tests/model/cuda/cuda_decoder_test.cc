@@ -50,7 +50,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
   // The decoder with what it needs. Ended from the last to the first.
   struct OnGpu {
     OnGpu(const TinyModel& model, DType dtype, Device* device, bool training = true,
-          int segment_layers = 1)
+          int segment_layers = 1, bool shares_gradients = false)
         : num_layers(model.inventory.num_layers()), source(model.inventory, model.weights, dtype) {
       auto made = CreateCudaDecoder(model.config,
                                     {.dtype = dtype,
@@ -58,6 +58,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
                                      .step_tokens = kStepTokens,
                                      .num_batches = 3,
                                      .segment_layers = segment_layers,
+                                     .shares_gradients = shares_gradients,
                                      .training = training},
                                     device, &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
@@ -173,6 +174,22 @@ TEST_P(CudaDecoderTest, AStepInSegmentsGivesTheSameBits) {
       EXPECT_EQ(Run(gpu, ChainSchedule(chain).operations, batches), expected) << segment;
       EXPECT_EQ(Losses(gpu, batches.size()), Losses(whole, batches.size())) << segment;
     }
+  }
+}
+
+TEST_P(CudaDecoderTest, AStepWhoseLayersShareGradientMemoryGivesTheSameBits) {
+  const TinyModel model = MakeTinyModel(GetParam(), DType::kBF16);
+  if (model.config.tied_embeddings) GTEST_SKIP() << "tied embeddings do not share it";
+  const std::vector<MicroBatch> batches = BatchesOf(model);
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model.config)).operations;
+  OnGpu own(model, DType::kBF16, device_.get());
+  OnGpu shared(model, DType::kBF16, device_.get(), /*training=*/true, /*segment_layers=*/1,
+               /*shares_gradients=*/true);
+  EXPECT_LT(shared.device_budget.used_bytes(), own.device_budget.used_bytes());
+  const Gradients expected = Run(own, step, batches);
+  for (const bool late : {false, true}) {
+    EXPECT_EQ(Run(shared, step, batches, late), expected) << late;
+    EXPECT_EQ(Losses(shared, batches.size()), Losses(own, batches.size())) << late;
   }
 }
 

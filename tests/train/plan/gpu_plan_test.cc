@@ -211,6 +211,44 @@ TEST(GpuPlan, InputsOfSegmentsDoNotWaitOnNvme) {
   EXPECT_THAT(MessageOf(refused), HasSubstr("--activations_tier=ram"));
 }
 
+// The plan with the least memory on the card that is enough.
+Plan LeastPlan(const DecoderConfig& model, TrainOptions options) {
+  int64_t too_small = 0, enough = 64 * kGibibyte;
+  while (enough - too_small > 1 << 20) {
+    options.gpu_mem_bytes = (too_small + enough) / 2;
+    (MakePlan(model, options, MachineWithGpu(64 * kGibibyte)).ok() ? enough : too_small) =
+        options.gpu_mem_bytes;
+  }
+  options.gpu_mem_bytes = enough;
+  return *MakePlan(model, options, MachineWithGpu(64 * kGibibyte));
+}
+int64_t BytesOf(const GpuPlan& plan, std::string_view term) {
+  const auto found = std::ranges::find(plan.terms, term, &GpuTerm::name);
+  return found == plan.terms.end() ? 0 : found->bytes;
+}
+
+TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
+  DecoderConfig model = Llama13B();
+  model.vocab_size = 128256;
+  const Inventory inventory = BuildInventory(model);
+  const int64_t head = inventory.layers().back().num_elems, block = inventory.layers()[1].num_elems;
+  ASSERT_GT(head, 2 * block);
+  const auto roomy = MakePlan(model, OnGpu(), MachineWithGpu(40 * kGibibyte));
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  EXPECT_FALSE(roomy->gpu.shares_gradients);
+  EXPECT_EQ(BytesOf(roomy->gpu, "gradients of layers (fp32)"), 4 * (head + block));
+  // Of what is far larger than a block there is one place for weights, and none for what comes to
+  // RAM.
+  EXPECT_EQ(BytesOf(roomy->gpu, "weights of 3 layers"), 2 * (head + 2 * block));
+  EXPECT_LT(BytesOf(roomy->gpu, "rounded gradient of a layer"), 2 * block + block / 32);
+  const Plan least = LeastPlan(model, OnGpu());
+  EXPECT_TRUE(least.gpu.shares_gradients);
+  EXPECT_EQ(BytesOf(least.gpu, "gradients of layers (fp32)"), 4 * head);
+
+  model.tied_embeddings = true;  // those of blocks are made while the embedding's are
+  EXPECT_FALSE(LeastPlan(model, OnGpu()).gpu.shares_gradients);
+}
+
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
   TrainOptions options = OnGpu();
   options.gpu_mem_bytes = 4 * kGibibyte;
