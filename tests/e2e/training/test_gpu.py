@@ -170,3 +170,20 @@ def test_its_speeds_are_measured_and_give_plans_and_runs_a_forecast(forebay, tas
     assert "forecast " in done.stdout
     on_cpu = forebay.run("plan", "--device=cpu", **settings)
     assert "unknown: --measure" in on_cpu.stdout
+
+
+def test_a_large_vocabulary_fits_a_small_card_and_gives_the_same_bits(forebay, tmp_path):
+    """The head's gradient, far larger than a block's, leaves its memory to those of blocks; and there is one place for large
+    layers beside two for blocks."""
+    model = make_model(forebay, tmp_path / "model", vocab_size=6000, tie_word_embeddings=False, hidden_size=256,
+                       intermediate_size=640)
+    task = dict(model=model, data=write_rows(tmp_path / "data.fbd", *random_rows(8, 16, 6000, seed=5), 6000))
+    settings = dict(batch=2, seq=16, steps=2, ram="512MiB")
+    least = least_mebibytes(forebay, "train", **task, **settings, out=tmp_path / "refused")
+    bytes_of = {}
+    for name, memory in (("roomy", "512MiB"), ("least", f"{least}MiB")):
+        plan = forebay.run("plan", "--format=json", model=model, batch=2, seq=16, ram="512MiB", gpu_mem=memory)
+        bytes_of[name] = {term["name"]: term["bytes"] for term in json.loads(plan.stdout)["gpu"]["terms"]}
+        forebay.run("train", **task, **settings, out=tmp_path / name, gpu_mem=memory)
+    assert bytes_of["least"]["gradients of layers (fp32)"] < bytes_of["roomy"]["gradients of layers (fp32)"]
+    assert forebay.digest(tmp_path / "least") == forebay.digest(tmp_path / "roomy")
