@@ -28,17 +28,16 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
                                 int64_t tokens, const BlockRecompute& recompute,
                                 DType activations) {
   const auto elems = [&](int layer) { return inventory.layers()[layer].num_elems; };
-  const int64_t head = elems(HeadLayer(config));
-  int64_t block = config.tied_embeddings ? head : 0;
-  for (int i = 0; i < config.num_layers; ++i) block = std::max(block, elems(BlockLayer(i)));
-  const int64_t large = std::max(elems(EmbedLayer()), config.tied_embeddings ? 0 : head);
+  const int64_t embedding = elems(EmbedLayer());
+  int64_t layer = std::max(elems(HeadLayer(config)), config.tied_embeddings ? 0 : embedding);
+  for (int i = 0; i < config.num_layers; ++i) layer = std::max(layer, elems(BlockLayer(i)));
   int64_t saved_bytes = 0;
   for (int i = 0; i < config.num_layers; ++i) {
     saved_bytes += SavedBytes(config, recompute.Of(i), tokens);
   }
   const int num_activations = NumActivationBuffers(ChainOf(config, recompute));
   return {num_activations * ForwardBytes(config, tokens, activations), ForwardBytes(config, tokens),
-          block * 4, large * 4, saved_bytes};
+          layer * 4, config.tied_embeddings ? embedding * 4 : 0, saved_bytes};
 }
 
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
@@ -53,7 +52,6 @@ Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
 DecoderCompute::DecoderCompute(Decoder* decoder, DType activations)
     : decoder_(decoder),
       config_(decoder->config()),
-      head_(HeadLayer(decoder->config())),
       dtype_(activations),
       kept_in_slot_(static_cast<size_t>(decoder->inventory().num_layers()), -1),
       is_saved_(kept_in_slot_.size()) {}
@@ -86,11 +84,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
       compute->activation_gradient_,
       HostBuffer::Create(budget, "activation gradients", memory.activation_gradient_bytes));
   FOREBAY_ASSIGN_OR_RETURN(
-      compute->block_gradient_,
-      HostBuffer::Create(budget, "gradient of one block (fp32)", memory.block_gradient_bytes));
-  FOREBAY_ASSIGN_OR_RETURN(
-      compute->large_gradient_,
-      HostBuffer::Create(budget, "gradient of the embedding (fp32)", memory.large_gradient_bytes));
+      compute->layer_gradient_,
+      HostBuffer::Create(budget, kLayerGradientPurpose, memory.layer_gradient_bytes));
+  if (memory.embedding_gradient_bytes > 0) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute->embedding_gradient_,
+        HostBuffer::Create(budget, kEmbeddingGradientPurpose, memory.embedding_gradient_bytes));
+  }
   if (memory.saved_bytes == 0) return compute;
   FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
                            HostBuffer::Create(budget, kSavedPurpose, memory.saved_bytes));
@@ -181,8 +181,8 @@ std::span<float> DecoderCompute::ActivationGradient(size_t batch) const {
 }
 
 std::span<float> DecoderCompute::Gradient(int layer) const {
-  const bool is_large = layer == EmbedLayer() || (layer == head_ && !config_.tied_embeddings);
-  const std::span<float> buffer = (is_large ? large_gradient_ : block_gradient_).As<float>();
+  const bool is_apart = layer == EmbedLayer() && config_.tied_embeddings;
+  const std::span<float> buffer = (is_apart ? embedding_gradient_ : layer_gradient_).As<float>();
   const auto elems = static_cast<size_t>(decoder_->inventory().layers()[layer].num_elems);
   FOREBAY_CHECK(elems <= buffer.size());
   return buffer.first(elems);

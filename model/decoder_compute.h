@@ -24,11 +24,11 @@ struct DecoderStepMemory {
   // Activations of all micro-batches where none is spilled: NumActivationBuffers * tokens * hidden.
   int64_t checkpoint_bytes = 0;
   int64_t activation_gradient_bytes = 0;  // of all micro-batches, fp32
-  // fp32 gradients of one block, and of the last layer when embeddings are tied.
-  int64_t block_gradient_bytes = 0;
-  // fp32 gradients of the embedding, and of the last layer when embeddings are not tied.
-  int64_t large_gradient_bytes = 0;
-  int64_t saved_bytes = 0;  // what blocks save, of all micro-batches
+  // fp32 gradients of one layer: when embeddings are tied of any but the embedding, whose are made
+  // while the others' are.
+  int64_t layer_gradient_bytes = 0;
+  int64_t embedding_gradient_bytes = 0;  // fp32, when embeddings are tied; else 0
+  int64_t saved_bytes = 0;               // what blocks save, of all micro-batches
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
 // their dtype between layers.
@@ -41,7 +41,9 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
 }
 
-// Purposes in a MemoryBudget: of `saved_bytes`, and of WideActivationBytes.
+// Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, and of WideActivationBytes.
+inline constexpr char kLayerGradientPurpose[] = "gradient of one layer (fp32)";
+inline constexpr char kEmbeddingGradientPurpose[] = "gradient of the embedding (fp32)";
 inline constexpr char kSavedPurpose[] = "activations inside blocks";
 inline constexpr char kWidePurpose[] = "activation of one micro-batch (fp32)";
 
@@ -106,7 +108,6 @@ class DecoderCompute : public LayerCompute {
 
   Decoder* const decoder_;
   const DecoderConfig& config_;
-  const int head_;     // the last layer
   const DType dtype_;  // of activations
   HostBuffer own_activations_;
   HostBuffer wide_;  // [tokens of a micro-batch, hidden], unless they are fp32
@@ -115,8 +116,8 @@ class DecoderCompute : public LayerCompute {
   bool slots_are_shared_ = false;  // with a storage, which says where each activation lies
   int64_t slot_bytes_ = 0;
   HostBuffer activation_gradient_;
-  HostBuffer block_gradient_;
-  HostBuffer large_gradient_;
+  HostBuffer layer_gradient_;
+  HostBuffer embedding_gradient_;  // only when embeddings are tied
   BlockRecompute recompute_;
   HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
   std::vector<int64_t> saved_begin_;  // by block

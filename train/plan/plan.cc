@@ -128,13 +128,15 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
   decoder.precision = options.precision;
   decoder.max_tokens = options.batch * options.seq;
   std::vector<PlanTerm> terms = {
-      {"gradient of one block (fp32)", of_parts(step.block_gradient_bytes), 0, ""},
-      {"gradient of the embedding (fp32)", of_parts(step.large_gradient_bytes), 0, ""},
+      {kLayerGradientPurpose, of_parts(step.layer_gradient_bytes), 0, ""},
       {"activation gradients", of_parts(step.activation_gradient_bytes), 0, kTokensShrinkWith},
       {kSavedPurpose, of_parts(step.saved_bytes), 0, "--recompute"},
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };
+  if (step.embedding_gradient_bytes > 0) {
+    terms.push_back({kEmbeddingGradientPurpose, of_parts(step.embedding_gradient_bytes), 0, ""});
+  }
   if (activations != DType::kF32) {
     const int64_t bytes = WideActivationBytes(model, decoder.max_tokens, activations);
     terms.push_back({kWidePurpose, of_parts(bytes), 0, "--batch or --seq"});

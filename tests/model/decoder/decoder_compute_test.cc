@@ -277,8 +277,8 @@ TEST_P(DecoderComputeTest, ChargesWhatThePlannerCounts) {
     EXPECT_EQ(budget_.used_bytes() - before - wide,
               HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
                   HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
-                  HostBuffer::ChargedBytes(memory.block_gradient_bytes) +
-                  HostBuffer::ChargedBytes(memory.large_gradient_bytes) +
+                  HostBuffer::ChargedBytes(memory.layer_gradient_bytes) +
+                  HostBuffer::ChargedBytes(memory.embedding_gradient_bytes) +
                   HostBuffer::ChargedBytes(memory.saved_bytes));
     EXPECT_TRUE(memory.saved_bytes > less_bytes || recompute.segment_blocks > 1);
     less_bytes = memory.saved_bytes;
