@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 MIB = 1 << 20
 PAGE = 4096
+STEPS = 3
 DRAWS = int(os.environ.get("FOREBAY_BUDGET_DRAWS", "6"))
 SEED = int(os.environ.get("FOREBAY_BUDGET_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
@@ -36,7 +37,19 @@ def draw_model(rng):
     if kind == "wide":
         model |= dict(hidden_size=2048, num_hidden_layers=rng.randint(1, 2),
                       intermediate_size=rng.choice([64, 5632]))
-    return model, kind != "small"
+    return model | draw_family(rng, model), kind != "small"
+
+
+def draw_family(rng, model):
+    """What another architecture has beside that shape."""
+    family = rng.choice(["Llama", "Llama", "Mistral", "Qwen2", "Qwen3", "GPT2"])
+    if family == "GPT2":
+        names = dict(n_embd="hidden_size", n_layer="num_hidden_layers", n_head="num_attention_heads", n_inner="intermediate_size",
+                     n_positions="max_position_embeddings")
+        return dict(architectures=["GPT2LMHeadModel"], **{name: model[of_others] for name, of_others in names.items()})
+    own = dict(Llama=dict(attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5),
+               Mistral=dict(sliding_window=rng.choice([17, 64])), Qwen3=dict(head_dim=rng.choice([32, 128])))
+    return dict(architectures=[f"{family}ForCausalLM"], **own.get(family, {}))
 
 
 def draw_activations(rng):
@@ -64,15 +77,28 @@ def draw_update(rng):
     return settings | dict(weights_tier=rng.choice(["auto", "nvme", "host"]), state_tier=rng.choice(["auto", "nvme", "host"]))
 
 
+def draw_beside(rng, update):
+    """What goes on beside the steps, and takes memory of its own. The rest of `update` is given."""
+    settings = dict(export=rng.choice(["hf", "none"]), update_threads=rng.choice([0, 1, 3]), io_threads=rng.choice([1, 2, 5]),
+                    engine=rng.choice(["auto", "threads", "io_uring", "libaio", "buffered"]))
+    if settings["export"] == "hf":
+        settings["save_every"] = rng.choice([0, 1])
+    if update["durability"] != "none":
+        settings["scrub_every"] = rng.choice([0, 1])
+    if update["durability"] == "replay" and update["weights_tier"] != "host" and rng.random() < 0.5:
+        settings["delay_update_from"] = 2
+    return settings
+
+
 def draw(rng):
     """A model's shape and a run's settings."""
     model, is_large = draw_model(rng)
     settings = dict(batch=rng.choice([1, 2, 5]), accum=rng.choice([1, 2, 3]), seq=rng.choice([32, 100, 256]),
-                    threads=rng.choice([1, 2, 3]), tile_elems=rng.choice(["2K", "64K", "1M"]),
-                    engine=rng.choice(["auto", "threads"]), export=rng.choice(["hf", "none"]))
+                    threads=rng.choice([1, 2, 3]), tile_elems=rng.choice(["2K", "64K", "1M"]))
     if is_large:  # in seconds
         settings |= dict(batch=rng.choice([1, 2]), accum=1, tile_elems=rng.choice(["64K", "1M"]))
-    return model, settings | draw_activations(rng) | draw_update(rng)
+    update = draw_update(rng)
+    return model, settings | draw_activations(rng) | update | draw_beside(rng, update)
 
 
 def group_of(limit_bytes):
@@ -123,10 +149,15 @@ def test_what_is_drawn_stays_inside_its_budget(forebay, tmp_path, number):
     model, settings = draw(rng)
     print(model, settings)
     folder = make_model(forebay, tmp_path / "model", **model)
-    rows = 2 * settings["batch"] * settings["accum"]
+    rows = STEPS * settings["batch"] * settings["accum"]
     data = write_rows(tmp_path / "data.fbd", *random_rows(rows, settings["seq"], 256, seed=number), model["vocab_size"])
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    train = [forebay.binary, "train", f"--model={folder}", f"--data={data}", f"--out={tmp_path / 'run'}", "--steps=2", *flags]
+    if rng.random() < 0.3:
+        flags += [f"--eval_data={data}", "--eval_every=1"]
+    if rng.random() < 0.3:
+        flags.append(f"--nvme={tmp_path / 'disk1'},{tmp_path / 'disk2'}")
+    train = [forebay.binary, "train", f"--model={folder}", f"--data={data}", f"--out={tmp_path / 'run'}", f"--steps={STEPS}",
+             *flags]
     least = exact_least([*train, "--dry_run"])
 
     code, _, errors = start([*train, f"--ram={least - PAGE}"])
@@ -134,10 +165,12 @@ def test_what_is_drawn_stays_inside_its_budget(forebay, tmp_path, number):
     assert not (tmp_path / "run").exists()
 
     budget = least + rng.choice([0, 0, PAGE, 3 * MIB, 40 * MIB])
-    code, peak, errors = start([*train, f"--ram={budget}"], budget)
-    print(f"least {least / MIB:.2f} MiB, given {budget / MIB:.2f} MiB, peak {peak / MIB:.2f} MiB")
-    assert code == 0, errors
-    assert peak <= budget
+    # What was enough to begin is enough to go on.
+    for more, expected in [(["--stop_after=1"], 75), (["--resume"], 0)] if rng.random() < 0.5 else [([], 0)]:
+        code, peak, errors = start([*train, f"--ram={budget}", *more], budget)
+        print(f"least {least / MIB:.2f} MiB, given {budget / MIB:.2f} MiB, peak {peak / MIB:.2f} MiB {more}")
+        assert code == expected, errors
+        assert peak <= budget
 
     look = [forebay.binary, "eval", f"--model={folder}", f"--data={data}", f"--batch={settings['batch']}",
             f"--threads={settings['threads']}", f"--precision={settings['precision']}"]
