@@ -248,6 +248,24 @@ TEST(LayerSession, TellsHowFarACommitIs) {
   }
 }
 
+TEST(LayerSession, TellsHowFarTheUpdateOfKeptGradientsIs) {
+  ModuleSettings settings = SmallSettings();
+  settings.offload.durability = Durability::kReplay;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  std::vector<double> fractions;
+  run.ChangeOptions([&](LayerSessionOptions& options) {
+    options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
+  });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
+  fractions.clear();
+  ASSERT_EQ(run.Open(), absl::OkStatus());  // as after a crash
+  EXPECT_EQ(run.session().committed_step(), 2);
+  EXPECT_THAT(fractions, testing::SizeIs(testing::Gt(2)));
+  EXPECT_GT(fractions.back(), 0.9);
+}
+
 // Sums over one rank, and commits of one, change nothing.
 TEST(LayerSessionRanks, OneIsLikeNone) {
   std::string digests[2];
