@@ -94,6 +94,8 @@ struct LayerSessionOptions {
   std::function<Json()> commit_state;
   // Called after each commit; may be empty.
   std::function<void()> after_commit;
+  // Told now and then, on the caller's thread, the share of a commit that is written. May be empty.
+  std::function<void(double fraction)> on_saving;
   // Called before a slot is written over: ends what still reads it. May be empty.
   std::function<absl::Status()> before_writing;
 };

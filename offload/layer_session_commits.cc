@@ -242,12 +242,21 @@ absl::Status LayerSession::BeginWriting() {
 
 // Applies every released update and waits until all of it is written: the store may then commit.
 absl::Status LayerSession::FinishUpdates() {
-  FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
-  FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  const int64_t bytes = store_->UnwrittenBytes();
+  const int64_t written_before = store_->engine().stats().write_bytes;
+  const auto tell = [&] {
+    if (!options_.on_saving || bytes == 0) return;
+    const int64_t written = store_->engine().stats().write_bytes - written_before;
+    // Of what was under way before, a part is in `bytes` alone.
+    options_.on_saving(std::min(1.0, static_cast<double>(written) / static_cast<double>(bytes)));
+  };
+  tell();
+  FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate(tell));
+  FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates(tell));
   const Stopwatch watch;
   const TraceScope trace(Activity::kWrite);
-  FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState());
-  const absl::Status status = optimizer_->AwaitAllWrites();
+  FOREBAY_RETURN_IF_ERROR(optimizer_->WriteDeferredState(tell));
+  const absl::Status status = optimizer_->AwaitAllWrites(tell);
   own_waits_[Activity::kWrite] += watch.Seconds();
   return status;
 }

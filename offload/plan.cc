@@ -485,7 +485,7 @@ class Planner {
     std::string largest;
     for (size_t i = 0; i < std::min<size_t>(4, terms.size()); ++i) {
       largest += fmt::format(
-          "\n  {:<34}{:>10}{}", terms[i].name, FormatBytes(terms[i].host_bytes),
+          "\n  {:<34}{:>10}{}", terms[i].name, FormatBinaryBytes(terms[i].host_bytes),
           terms[i].shrink_with.empty() ? "" : "   smaller with " + terms[i].shrink_with);
     }
     const std::string given =
@@ -498,7 +498,8 @@ class Planner {
         "that works is --ram={}MiB",
         MebibytesUp(least), given, largest, MebibytesUp(least)));
     return WithLargestTerm(
-        error, fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().host_bytes)),
+        error,
+        fmt::format("{} {}", terms.front().name, FormatBinaryBytes(terms.front().host_bytes)),
         least);
   }
 

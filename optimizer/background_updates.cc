@@ -5,6 +5,7 @@
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/process/start_thread.h"
+#include "forebay/base/wait_meanwhile.h"
 
 namespace forebay {
 
@@ -48,11 +49,12 @@ BackgroundUpdates::~BackgroundUpdates() {
 
 // ---- The training thread
 
-void BackgroundUpdates::Send(Command command) {
+void BackgroundUpdates::Send(Command command, absl::FunctionRef<void()> meanwhile) {
   Lock lock(mutex_);
   command_ = command;
   wake_.notify_one();
-  progress_.wait(lock, [this] { return command_ == Command::kNone; });
+  WaitMeanwhile(
+      progress_, lock, [this] { return command_ == Command::kNone; }, meanwhile);
 }
 
 void BackgroundUpdates::Restart(Command command) {
@@ -96,8 +98,8 @@ void BackgroundUpdates::Decline() {
   accepts_ = false;
 }
 
-absl::Status BackgroundUpdates::End(bool& all) {
-  Send(Command::kEnd);
+absl::Status BackgroundUpdates::End(bool& all, absl::FunctionRef<void()> meanwhile) {
+  Send(Command::kEnd, meanwhile);
   const std::lock_guard lock(mutex_);
   accepts_ = false;
   all = num_taken_ == static_cast<int64_t>(tiles_.size());

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/optimizer/held_gradients.h"
@@ -59,8 +60,9 @@ class BackgroundUpdates : public GradientSink {
   // What is taken from here on is thrown away; what was taken before is still updated.
   void Decline();
   // Waits until all that was taken is updated; its write-backs may still be under way. The first
-  // error. `all`: whether that is every tile.
-  absl::Status End(bool& all);
+  // error. `all`: whether that is every tile. `meanwhile`: called some times a second.
+  absl::Status End(
+      bool& all, absl::FunctionRef<void()> meanwhile = [] {});
   // Waits for the update that is being made, and forgets the others.
   void Drop();
 
@@ -82,7 +84,8 @@ class BackgroundUpdates : public GradientSink {
 
   void Run();
   void UpdateTaken(Lock& lock);
-  void Send(Command command);
+  void Send(
+      Command command, absl::FunctionRef<void()> meanwhile = [] {});
   void Restart(Command command);
   std::span<std::byte> GradientAt(int64_t number) const {
     if (gradients_.empty()) return {};

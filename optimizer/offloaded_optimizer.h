@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/process/parallel.h"
 #include "forebay/device/device.h"
@@ -205,13 +206,14 @@ class OffloadedOptimizer : public TileUpdater {
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;
-  // Starts writing the state in memory that is newer than the store's. Requires: no update is due,
+  // Starts writing the state in memory that is newer than the store's. `meanwhile`, here and below,
+  // is called between parts of the work. Requires: no update is due,
   // and the swapper's thread is idle.
-  absl::Status WriteDeferredState();
+  absl::Status WriteDeferredState(absl::FunctionRef<void()> meanwhile = [] {});
 
   // Waits until everything that was updated is written, weights and state; then the store may
   // commit, once no update is due any more. The first error. May run beside AwaitWriteBack.
-  absl::Status AwaitAllWrites();
+  absl::Status AwaitAllWrites(absl::FunctionRef<void()> meanwhile = [] {});
 
   OptimizerStats stats() const;
 

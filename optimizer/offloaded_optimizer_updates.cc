@@ -321,7 +321,7 @@ absl::Status OffloadedOptimizer::WriteDeferred(int layer, std::span<std::byte> w
   return absl::OkStatus();
 }
 
-absl::Status OffloadedOptimizer::WriteDeferredState() {
+absl::Status OffloadedOptimizer::WriteDeferredState(absl::FunctionRef<void()> meanwhile) {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(!impl.AnyIsDue());
@@ -339,6 +339,7 @@ absl::Status OffloadedOptimizer::WriteDeferredState() {
     FOREBAY_RETURN_IF_ERROR(impl.WriteState(before, state_before));
     before = i;
     state_before = state;
+    meanwhile();
   }
   return impl.WriteState(before, state_before);
 }
@@ -364,8 +365,8 @@ absl::Status OffloadedOptimizer::AwaitWriteBack(int layer) {
   return first_error;
 }
 
-absl::Status OffloadedOptimizer::AwaitAllWrites() {
-  absl::Status status = impl_->writes->AwaitAll();
+absl::Status OffloadedOptimizer::AwaitAllWrites(absl::FunctionRef<void()> meanwhile) {
+  absl::Status status = impl_->writes->AwaitAll(meanwhile);
   status.Update(impl_->Failure());
   return status;
 }

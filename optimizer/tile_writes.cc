@@ -79,11 +79,12 @@ absl::Status TileWrites::AwaitState(int tile) {
   return status;
 }
 
-absl::Status TileWrites::AwaitAll() {
+absl::Status TileWrites::AwaitAll(absl::FunctionRef<void()> meanwhile) {
   absl::Status first_error;
   for (int tile = 0; tile < store_->tiles().num_tiles(); ++tile) {
     first_error.Update(AwaitWeights(tile));
     first_error.Update(AwaitState(tile));
+    meanwhile();
   }
   return first_error;
 }

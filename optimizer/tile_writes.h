@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "forebay/aio/engine.h"
 #include "forebay/swap/store/tensor_store.h"
@@ -36,8 +37,9 @@ class TileWrites {
   // returns.
   absl::Status AwaitWeights(int tile);
   absl::Status AwaitState(int tile);
-  // Waits for the writes of all tiles. The first error, after all have ended.
-  absl::Status AwaitAll();
+  // Waits for the writes of all tiles, and calls `meanwhile` behind each. The first error, after
+  // all have ended.
+  absl::Status AwaitAll(absl::FunctionRef<void()> meanwhile = [] {});
 
   // Whether the write is still under way.
   bool StateIsPending(int tile) const { return state_[tile].op.pending(); }

@@ -85,13 +85,13 @@ bool UpdateModes::DelayedUpdateIsPending() const {
   return impl_->delayed_is_pending;
 }
 
-absl::Status UpdateModes::FinishDelayedUpdate() {
+absl::Status UpdateModes::FinishDelayedUpdate(absl::FunctionRef<void()> meanwhile) {
   if (!impl_->delayed_is_pending) return absl::OkStatus();
   const Stopwatch stopwatch;
   const TraceScope trace(Activity::kHandOver);
   bool all = false;
-  absl::Status status = impl_->delays->End(all);
-  status.Update(impl_->writes->AwaitAll());
+  absl::Status status = impl_->delays->End(all, meanwhile);
+  status.Update(impl_->writes->AwaitAll(meanwhile));
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stats.hand_wait_s += stopwatch.Seconds();

@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
@@ -66,7 +67,7 @@ class UpdateModes {
   bool DelayedUpdateIsPending() const;
   // Waits until a pending update is applied and written, so that the store may commit it. The first
   // error; it stays.
-  absl::Status FinishDelayedUpdate();
+  absl::Status FinishDelayedUpdate(absl::FunctionRef<void()> meanwhile = [] {});
 
  private:
   OffloadedOptimizer::Impl* const impl_;

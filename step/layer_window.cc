@@ -8,6 +8,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/process/start_thread.h"
+#include "forebay/base/wait_meanwhile.h"
 
 // No deadlock, counted in buffers. Acquire waits for the front access p. Buffers are assigned in
 // order within a class: accesses before p are released or lent, and accesses behind p get none
@@ -198,20 +199,22 @@ void LayerWindow::Fail(const absl::Status& status) {
 // ---- The caller
 
 template <typename Done>
-void LayerWindow::Await(Lock& lock, const Done& is_done) {
+void LayerWindow::Await(Lock& lock, const Done& is_done, absl::FunctionRef<void()> meanwhile) {
   if (is_done()) return;
   const ActivityTimes before = activity_.Times();
   const TraceScope trace(kAwaitWindow);
-  progress_.wait(lock, is_done);
+  WaitMeanwhile(progress_, lock, is_done, meanwhile);
   stats_.waits += activity_.Times() - before;
 }
 
-absl::Status LayerWindow::Between(absl::FunctionRef<absl::Status()> work) {
+absl::Status LayerWindow::Between(absl::FunctionRef<absl::Status()> work,
+                                  absl::FunctionRef<void()> meanwhile) {
   Lock lock(mutex_);
   work_ = &work;
   wake_requested_ = true;
   wake_.notify_one();
-  Await(lock, [this] { return work_ == nullptr; });
+  Await(
+      lock, [this] { return work_ == nullptr; }, meanwhile);
   return failure_;
 }
 

@@ -87,10 +87,12 @@ class LayerWindow {
   // The window no longer holds the layers that `which` names. An error shows in the next Acquire.
   // Requires: every announced access was acquired and released; none of these layers is resident.
   void Forget(absl::FunctionRef<bool(int layer)> which);
-  // Calls `work` on the window's thread, between two accesses, and waits. What was staged and not
+  // Calls `work` on the window's thread, between two accesses, and waits; `meanwhile` is called on
+  // the caller's thread, some times a second. What was staged and not
   // acquired is staged again behind it. Returns the first error of all, which may be that of
   // `work`.
-  absl::Status Between(absl::FunctionRef<absl::Status()> work);
+  absl::Status Between(
+      absl::FunctionRef<absl::Status()> work, absl::FunctionRef<void()> meanwhile = [] {});
 
   WindowStats stats() const;
 
@@ -126,9 +128,10 @@ class LayerWindow {
   // The caller's.
   absl::Status CheckAcquire(int layer);
 
-  // The caller's: waits for `is_done`, and counts that.
+  // The caller's: waits for `is_done`, and counts that. `meanwhile`: as of Between.
   template <typename Done>
-  void Await(Lock& lock, const Done& is_done);
+  void Await(
+      Lock& lock, const Done& is_done, absl::FunctionRef<void()> meanwhile = [] {});
 
   void EndUse(int buffer);
   const std::string& NameOf(int layer) const { return inventory_.layers()[layer].name; }

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -74,12 +76,19 @@ class GenerateCommand : public Command {
     }
     ProgressLine progress;
     GenerateListener listener;
+    // An answer that is seen to grow needs no line, which would be in its midst.
+    const bool text_is_elsewhere = ::isatty(STDERR_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 0;
+    bool is_seen_to_grow = false;
     listener.on_text = [&](std::string_view piece) {
       if (context.json) return;
+      is_seen_to_grow = !text_is_elsewhere;
+      if (is_seen_to_grow) progress.Clear();
       PrintTo(stdout, "{}", piece);
       std::fflush(stdout);
     };
+    listener.on_prompts = [&](double fraction) { progress.Show("reading the prompt", fraction); };
     listener.on_progress = [&](int64_t num_tokens, int64_t most) {
+      if (is_seen_to_grow) return;
       progress.Show(fmt::format("generating, {} tokens", num_tokens),
                     static_cast<double>(num_tokens) / static_cast<double>(most));
     };

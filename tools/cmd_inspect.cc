@@ -146,8 +146,8 @@ class InspectCommand : public Command {
 
   absl::Status Run(const CommandContext& context) override {
     ProgressLine progress;
-    options_.progress = [&](int64_t done, int64_t all) {
-      progress.Show("verifying", static_cast<double>(done) / static_cast<double>(all));
+    options_.progress = [&](const char* what, int64_t done, int64_t all) {
+      progress.Show(what, static_cast<double>(done) / static_cast<double>(all));
     };
     FOREBAY_ASSIGN_OR_RETURN(const Json json, Inspect(path_, options_));
     progress.Clear();

@@ -28,8 +28,17 @@ int64_t Bytes(const Json& json, const char* key) {
   return static_cast<int64_t>(Number(json, key));
 }
 
+std::string InUnits(double bytes, double unit_bytes) {
+  const double units = bytes / unit_bytes;
+  return fmt::format("{:.{}f}", units, units < 0.1 ? 3 : 1);
+}
+
 std::string Gigabytes(double bytes) {
-  return fmt::format("{:.{}f}", bytes / 1e9, bytes < 0.1e9 ? 3 : 1);
+  return InUnits(bytes, 1e9);
+}
+
+std::string Gibibytes(double bytes) {
+  return InUnits(bytes, int64_t{1} << 30);
 }
 
 std::string LossLine(const Json& summary) {
@@ -73,8 +82,8 @@ std::string FormatStep(const Json& metrics, int64_t ram_budget_bytes) {
       Number(metrics, "lr"), FormatDuration(step_s), Number(metrics, "tokens_per_s"),
       Gigabytes(Number(metrics, "read_bytes")), Gigabytes(Number(metrics, "write_bytes")),
       step_s > 0 ? 100 * Number(metrics, "io_wait_s") / step_s : 0.0);
-  line += fmt::format(" | ram {}/{} GB", Gigabytes(Number(metrics, "rss_bytes")),
-                      Gigabytes(static_cast<double>(ram_budget_bytes)));
+  line += fmt::format(" | ram {}/{} GiB", Gibibytes(Number(metrics, "rss_bytes")),
+                      Gibibytes(static_cast<double>(ram_budget_bytes)));
   line += fmt::format(" | eta {}", FormatDuration(Number(metrics, "eta_s")));
   if (metrics.contains("eval_loss"))
     line += fmt::format(" | held-out {}", LossText(metrics, "eval_loss"));

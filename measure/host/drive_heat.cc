@@ -16,14 +16,20 @@ namespace fs = std::filesystem;
 constexpr int kLevels = 4;
 constexpr int64_t kMaxValueBytes = 4096;
 
-std::optional<double> DegreesAt(const fs::path& path) {
+std::optional<int64_t> NumberAt(const fs::path& path) {
   const absl::StatusOr<std::string> text = ReadWholeFile(path.string(), kMaxValueBytes);
-  int64_t thousandths = 0;
+  int64_t number = 0;
   if (!text.ok() ||
-      std::from_chars(text->data(), text->data() + text->size(), thousandths).ec != std::errc()) {
+      std::from_chars(text->data(), text->data() + text->size(), number).ec != std::errc()) {
     return std::nullopt;
   }
-  return static_cast<double>(thousandths) / 1000;
+  return number;
+}
+
+std::optional<double> DegreesAt(const fs::path& path) {
+  const std::optional<int64_t> thousandths = NumberAt(path);
+  if (!thousandths.has_value()) return std::nullopt;
+  return static_cast<double>(*thousandths) / 1000;
 }
 
 // A sensor's folder is its device's own, or one in "hwmon" there.
@@ -48,18 +54,28 @@ std::optional<DriveHeat> HeatOf(const std::string& device_folder) {
       if (!celsius.has_value()) continue;
       // Some say the temperature alone that is dangerous to them.
       const std::optional<double> limit = DegreesAt(sensor / "temp1_max");
-      return DriveHeat{*celsius, limit.has_value() ? limit : DegreesAt(sensor / "temp1_crit")};
+      return DriveHeat{
+          .celsius = *celsius,
+          .limit_celsius = limit.has_value() ? limit : DegreesAt(sensor / "temp1_crit"),
+          .alarm = NumberAt(sensor / "temp1_alarm").value_or(0) != 0};
     }
   }
   return std::nullopt;
 }
 
+std::string TooWarmText(const DriveHeat& heat) {
+  return fmt::format("is at {:.0f} degrees C and {}", heat.celsius,
+                     heat.is_at_limit()
+                         ? fmt::format("slows down from {:.0f} on", *heat.limit_celsius)
+                         : "says itself that this is too warm, so that it may slow down");
+}
+
 std::string HeatWarning(const DriveHeat& heat, const std::string& device) {
   if (!heat.too_warm()) return "";
   return fmt::format(
-      "{} is at {:.0f} degrees C, and slows down from {:.0f} on: these may be the figures of a hot "
-      "drive. Let it cool, give it air or a heat sink, and measure again",
-      device, heat.celsius, *heat.limit_celsius);
+      "{} {}: these may be the figures of a hot drive. Let it cool, give it air or a heat sink, "
+      "and measure again",
+      device, TooWarmText(heat));
 }
 
 }  // namespace forebay

@@ -10,7 +10,9 @@ namespace forebay {
 struct DriveHeat {
   double celsius = 0;
   std::optional<double> limit_celsius;  // from which on the drive may slow down, as it says itself
-  bool too_warm() const { return limit_celsius.has_value() && celsius >= *limit_celsius; }
+  bool alarm = false;                   // it says itself that it is too warm, at any temperature
+  bool is_at_limit() const { return limit_celsius.has_value() && celsius >= *limit_celsius; }
+  bool too_warm() const { return alarm || is_at_limit(); }
   bool operator==(const DriveHeat&) const = default;
 };
 
@@ -18,6 +20,8 @@ struct DriveHeat {
 // the kernel reads (NVMe drives have; of SATA ones with the module drivetemp).
 std::optional<DriveHeat> HeatOf(const std::string& device_folder);
 
+// "is at 84 degrees C and slows down from 80 on". Requires: too_warm().
+std::string TooWarmText(const DriveHeat& heat);
 // "", or what too much of it means for what was measured.
 std::string HeatWarning(const DriveHeat& heat, const std::string& device);
 

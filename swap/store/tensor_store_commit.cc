@@ -203,6 +203,19 @@ absl::Status TensorStore::BeginWriting() {
                               impl.Where(), impl.record.step));
 }
 
+int64_t TensorStore::UnwrittenBytes() const {
+  const auto is_written = [](const std::atomic<TileProgress>& progress) {
+    return progress.load(std::memory_order_acquire) == TileProgress::kWritten;
+  };
+  int64_t bytes = 0;
+  for (int i = 0; i < impl_->tiles.num_tiles(); ++i) {
+    const Tile& tile = impl_->tiles.tiles()[i];
+    if (!is_written(impl_->weights_progress[i])) bytes += impl_->tiles.WeightBytes(tile);
+    if (!is_written(impl_->state_progress[i])) bytes += impl_->tiles.StateBytes(tile);
+  }
+  return bytes;
+}
+
 void TensorStore::DiscardWrites() {
   Impl& impl = *impl_;
   FOREBAY_CHECK(impl.manifest.num_slots > 1 || !impl.has_commit);

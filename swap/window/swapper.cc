@@ -164,8 +164,8 @@ absl::StatusOr<std::span<const std::byte>> Swapper::Acquire(int layer) {
   return WeightsIn(buffer, layer);
 }
 
-absl::Status Swapper::ApplyAllUpdates() {
-  return window_->Between([this] {
+absl::Status Swapper::ApplyAllUpdates(absl::FunctionRef<void()> meanwhile) {
+  const auto apply = [this] {
     absl::Status status = StageDueLayers();
     if (status.ok()) status = WriteResidentLayers();
     const WindowBuffers& buffers = window_->buffers();
@@ -173,7 +173,8 @@ absl::Status Swapper::ApplyAllUpdates() {
       status.Update(FinishWriteBack(buffer, buffers[buffer].layer));
     }
     return status;
-  });
+  };
+  return window_->Between(apply, meanwhile);
 }
 
 void Swapper::ForgetUpdatedOutside() {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
@@ -72,8 +73,8 @@ class Swapper final : private LayerFiller {
 
   // Applies every due update that no announced access applies, has all layers that live in RAM
   // written, waits for all write-backs and for the staging thread to be idle. After it the store
-  // holds the weights of the finished step.
-  absl::Status ApplyAllUpdates();
+  // holds the weights of the finished step. `meanwhile`: as of LayerWindow::Between.
+  absl::Status ApplyAllUpdates(absl::FunctionRef<void()> meanwhile = [] {});
 
   // Layers that the placement has updated outside of the window (Placement::UpdateTimeOf) were, and
   // all of that is written: the window no longer holds them, but for those that live in RAM, which

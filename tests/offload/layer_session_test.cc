@@ -2,6 +2,7 @@
 // threads, kinds of update, ways of handing gradients over, commits, stops and crashes.
 #include "forebay/offload/layer_session.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -223,6 +224,46 @@ TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {
   ASSERT_EQ(run.RunUntil(4), absl::OkStatus());
   // Steps 1 and 3 are clipped. After 1 nothing is hoped for, so that step 2 is repeated as well.
   EXPECT_EQ(run.num_repeated(), 4);
+}
+
+// What a commit has to write is what lies in RAM, or what the updates that it applies write.
+TEST(LayerSession, TellsHowFarACommitIs) {
+  for (const bool is_tight : {false, true}) {
+    ModuleSettings settings = SmallSettings();
+    settings.is_tight = is_tight;
+    const TemporaryFolder folder;
+    ModuleRun run(folder.path(), settings);
+    std::vector<double> fractions;
+    run.ChangeOptions([&](LayerSessionOptions& options) {
+      options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
+    });
+    ASSERT_EQ(run.Open(), absl::OkStatus());
+    ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
+    fractions.clear();
+    ASSERT_EQ(run.session().Commit(), absl::OkStatus());
+    EXPECT_THAT(fractions, testing::SizeIs(testing::Gt(2)));
+    EXPECT_TRUE(std::ranges::is_sorted(fractions)) << testing::PrintToString(fractions);
+    EXPECT_EQ(fractions.front(), 0);
+    EXPECT_GT(fractions.back(), 0.9);
+  }
+}
+
+TEST(LayerSession, TellsHowFarTheUpdateOfKeptGradientsIs) {
+  ModuleSettings settings = SmallSettings();
+  settings.offload.durability = Durability::kReplay;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings);
+  std::vector<double> fractions;
+  run.ChangeOptions([&](LayerSessionOptions& options) {
+    options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
+  });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
+  fractions.clear();
+  ASSERT_EQ(run.Open(), absl::OkStatus());  // as after a crash
+  EXPECT_EQ(run.session().committed_step(), 2);
+  EXPECT_THAT(fractions, testing::SizeIs(testing::Gt(2)));
+  EXPECT_GT(fractions.back(), 0.9);
 }
 
 // Sums over one rank, and commits of one, change nothing.

@@ -79,7 +79,7 @@ TEST(FormatStep, IsOneLineWithEverything) {
   EXPECT_EQ(FormatStep(StepMetrics(), 1073741824),
             "step 12/500 | loss 2.1034 | gnorm 0.831 | lr 9.8e-06 | 4.2 s | 240 tok/s | nvme r1.9 "
             "w1.6 GB | "
-            "io wait 7% | ram 0.8/1.1 GB | eta 9m39s");
+            "io wait 7% | ram 0.7/1.0 GiB | eta 9m39s");
 }
 
 TEST(FormatStep, SaysWhatTheLossScaleIsAndWhetherItWasTooMuch) {

@@ -10,7 +10,6 @@
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/rank_parts.h"
 #include "forebay/train/files/run_files.h"
-#include "forebay/train/files/run_folder.h"
 
 namespace forebay {
 namespace {
@@ -108,10 +107,10 @@ absl::Status RunState::ReadW16(const TensorSpec& tensor, int64_t first_elem,
                               auto values) { return store.ReadTensorW16(own, first, values); });
 }
 
-absl::StatusOr<std::string> RunState::Digest() const {
+absl::StatusOr<std::string> RunState::Digest(const DigestProgress& progress) const {
   std::vector<TensorStore*> stores;
   for (int part = 0; part < state_.num_parts(); ++part) stores.push_back(&state_.store(part));
-  return StateDigest(inventory(), stores);
+  return StateDigest(inventory(), stores, progress);
 }
 
 }  // namespace forebay

@@ -11,6 +11,7 @@
 #include "forebay/offload/divided_state.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/train/export/weights_source.h"
+#include "forebay/train/files/run_folder.h"
 
 namespace forebay {
 
@@ -34,7 +35,7 @@ class RunState final : public WeightsSource {
   // The commit of the first part; those of all parts are of one step of one run.
   const CommitInfo& committed() const { return state_.store(0).committed(); }
   // As StateDigest (run_folder.h) of a store with the same state.
-  absl::StatusOr<std::string> Digest() const;
+  absl::StatusOr<std::string> Digest(const DigestProgress& progress = {}) const;
 
  private:
   explicit RunState(DividedState state) : state_(std::move(state)) {}

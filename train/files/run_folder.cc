@@ -29,20 +29,37 @@ void HashHeading(Xxh3_128& hash, std::string_view name, const Shape& shape) {
   for (const int64_t extent : shape) hash.UpdateInt(extent);
 }
 
+// Counts them for who wants to know.
+class HashedValues {
+ public:
+  HashedValues(int64_t all, const DigestProgress& progress) : all_(all), progress_(progress) {}
+  void Add(int64_t count) {
+    done_ += count;
+    if (progress_) progress_(done_, all_);
+  }
+
+ private:
+  const int64_t all_;
+  const DigestProgress& progress_;
+  int64_t done_ = 0;
+};
+
 // Hashes `num_elems` values that `read(first, out)` delivers, a chunk at a time.
 template <typename Read>
-absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& chunk, Read read) {
+absl::Status HashValues(Xxh3_128& hash, int64_t num_elems, std::vector<float>& chunk,
+                        HashedValues& hashed, Read read) {
   for (int64_t first = 0; first < num_elems; first += kDigestChunkElems) {
     const auto out = std::span(chunk).first(std::min(kDigestChunkElems, num_elems - first));
     FOREBAY_RETURN_IF_ERROR(read(first, out));
     hash.Update(std::as_bytes(out));
+    hashed.Add(std::ssize(out));
   }
   return absl::OkStatus();
 }
 
 // One of the planes of m and v, as it is stored: m, v, and where they are codes their scales.
 absl::Status HashMoment(Xxh3_128& hash, TensorStore& store, const TensorSpec& tensor,
-                        TilePlane kind, std::span<std::byte> chunk) {
+                        TilePlane kind, std::span<std::byte> chunk, HashedValues& hashed) {
   if (tensor.num_elems == 0) return absl::OkStatus();
   const TileMap& tiles = store.tiles();
   const TilePlanes& planes =
@@ -55,6 +72,7 @@ absl::Status HashMoment(Xxh3_128& hash, TensorStore& store, const TensorSpec& te
     const auto bytes = chunk.first(static_cast<size_t>(planes.Bytes(plane, stored)));
     FOREBAY_RETURN_IF_ERROR(store.ReadTilePlane(tensor, kind, first, count, bytes));
     hash.Update(bytes);
+    if (!planes.IsScale(plane)) hashed.Add(count);
   }
   return absl::OkStatus();
 }
@@ -101,11 +119,13 @@ absl::Status CheckHasCommit(const TensorStore& store) {
       JoinPath(store.directory(), kCommitName)));
 }
 
-absl::StatusOr<std::string> StateDigest(const Inventory& whole,
-                                        std::span<TensorStore* const> parts) {
+absl::StatusOr<std::string> StateDigest(const Inventory& whole, std::span<TensorStore* const> parts,
+                                        const DigestProgress& progress) {
   std::vector<const TensorSpec*> tensors;
   for (const TensorSpec& tensor : whole.tensors()) tensors.push_back(&tensor);
   std::ranges::sort(tensors, {}, &TensorSpec::name);
+  const MomentSet moments = parts.front()->tiles().moment_set();
+  HashedValues hashed(whole.num_params() * (1 + int{moments.m} + int{moments.v}), progress);
   Xxh3_128 hash;
   std::vector<float> chunk(kDigestChunkElems);
   for (const TensorSpec* tensor : tensors) {
@@ -117,13 +137,13 @@ absl::StatusOr<std::string> StateDigest(const Inventory& whole,
       const auto read = [&](int64_t first, std::span<float> out) {
         return part->ReadTensor(in(part), TensorPlane::kMaster, first, out);
       };
-      FOREBAY_RETURN_IF_ERROR(HashValues(hash, in(part).num_elems, chunk, read));
+      FOREBAY_RETURN_IF_ERROR(HashValues(hash, in(part).num_elems, chunk, hashed, read));
     }
     for (const TilePlane kind :
          {TilePlane::kM, TilePlane::kV, TilePlane::kMScale, TilePlane::kVScale}) {
       for (TensorStore* const part : parts) {
-        FOREBAY_RETURN_IF_ERROR(
-            HashMoment(hash, *part, in(part), kind, std::as_writable_bytes(std::span(chunk))));
+        FOREBAY_RETURN_IF_ERROR(HashMoment(hash, *part, in(part), kind,
+                                           std::as_writable_bytes(std::span(chunk)), hashed));
       }
     }
   }
@@ -131,22 +151,26 @@ absl::StatusOr<std::string> StateDigest(const Inventory& whole,
   return hash.Hex();
 }
 
-absl::StatusOr<std::string> StateDigest(TensorStore& store) {
+absl::StatusOr<std::string> StateDigest(TensorStore& store, const DigestProgress& progress) {
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(store));
   TensorStore* const parts[] = {&store};
-  return StateDigest(store.inventory(), parts);
+  return StateDigest(store.inventory(), parts, progress);
 }
 
-absl::StatusOr<std::string> ModelDigest(const std::string& model_directory) {
+absl::StatusOr<std::string> ModelDigest(const std::string& model_directory,
+                                        const DigestProgress& progress) {
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
                            CheckpointReader::Open(model_directory));
+  int64_t all = 0;
+  for (const auto& entry : reader->tensors()) all += NumElems(entry.second.entry.shape);
+  HashedValues hashed(all, progress);
   Xxh3_128 hash;
   std::vector<float> chunk(kDigestChunkElems);
   for (const auto& entry : reader->tensors()) {
     const CheckpointReader::Tensor& tensor = entry.second;
     HashHeading(hash, entry.first, tensor.entry.shape);
     FOREBAY_RETURN_IF_ERROR(HashValues(
-        hash, NumElems(tensor.entry.shape), chunk,
+        hash, NumElems(tensor.entry.shape), chunk, hashed,
         [&](int64_t first, std::span<float> out) { return reader->ReadF32(tensor, first, out); }));
   }
   return hash.Hex();

@@ -2,6 +2,8 @@
 // read.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -103,17 +105,21 @@ absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
 // CorruptError, naming the file that should have the record, where `store` has no committed step.
 absl::Status CheckHasCommit(const TensorStore& store);
 
+// In values that are hashed.
+using DigestProgress = std::function<void(int64_t done, int64_t all)>;
+
 // One XXH3-128 over the committed state: for every tensor in the order of its Hugging Face name:
 // name, shape, fp32 master, and of m and v those that there are (stored codes and scales in lossy
 // layouts); then the step. Independent of tiles, tiers and layout of the
-// files. Holds one tensor at a time.
-absl::StatusOr<std::string> StateDigest(TensorStore& store);
+// files. Holds one tensor at a time. `progress` may be empty, here and below.
+absl::StatusOr<std::string> StateDigest(TensorStore& store, const DigestProgress& progress = {});
 // The same of a state that `parts` have of each layer of `whole`, in order: to the bit that of one
 // store. Requires: they belong together, and are at one step.
-absl::StatusOr<std::string> StateDigest(const Inventory& whole,
-                                        std::span<TensorStore* const> parts);
+absl::StatusOr<std::string> StateDigest(const Inventory& whole, std::span<TensorStore* const> parts,
+                                        const DigestProgress& progress = {});
 // The same over a model folder: names, shapes and fp32 values (no moments, no step).
-absl::StatusOr<std::string> ModelDigest(const std::string& model_directory);
+absl::StatusOr<std::string> ModelDigest(const std::string& model_directory,
+                                        const DigestProgress& progress = {});
 
 struct CleanedRun {
   struct Left {

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/round_up.h"
 #include "forebay/data/data_program.h"
 #include "forebay/model/cuda_decoder/cuda_sequences.h"
 #include "forebay/model/sequences.h"
@@ -47,6 +49,32 @@ absl::StatusOr<int64_t> RoomFor(const EncodedPrompt& prompt, const GenerateTextO
   return config.max_positions - prompt_tokens + 1;
 }
 
+// A source that tells, by the layers that are acquired, how much of the first passes is made.
+class FirstPasses final : public ParamSource {
+ public:
+  FirstPasses(ParamSource& source, int64_t num_layers, const std::function<void(double)>& progress)
+      : source_(source), num_layers_(num_layers), progress_(progress) {}
+  void Expect(std::span<const int> layers) override { source_.Expect(layers); }
+  absl::StatusOr<WeightsLease> Acquire(int layer) override {
+    if (progress_ && num_acquired_ < num_layers_) {
+      progress_(static_cast<double>(num_acquired_) / static_cast<double>(num_layers_));
+    }
+    ++num_acquired_;
+    return source_.Acquire(layer);
+  }
+
+ protected:
+  void Release(int /*layer*/, Event* /*done*/) override {
+    FOREBAY_CHECK(false);  // leases are the inner source's
+  }
+
+ private:
+  ParamSource& source_;
+  const int64_t num_layers_;  // of all these passes
+  const std::function<void(double)>& progress_;
+  int64_t num_acquired_ = 0;
+};
+
 // Prompts, how to continue them, and who is told.
 struct Task {
   const InferOptions& infer;
@@ -55,6 +83,7 @@ struct Task {
   GenerateOptions options;
   std::function<absl::Status()> before_generation;
   std::function<absl::Status(size_t, int32_t)> on_token;
+  std::function<void(double)> on_prompts;
 
   int64_t prompt_tokens() const {
     int64_t all = 0;
@@ -73,9 +102,13 @@ struct Task {
   int64_t PassTokens(int64_t most) const {
     return std::max(std::min(prompt_tokens(), most), std::ssize(prompts));
   }
-  absl::StatusOr<GenerateResult> Run(Sequences& sequences, ParamSource& source) const {
+  // `pass_tokens`: of one pass.
+  absl::StatusOr<GenerateResult> Run(Sequences& sequences, ParamSource& source,
+                                     int64_t pass_tokens) const {
     if (before_generation) FOREBAY_RETURN_IF_ERROR(before_generation());
-    return Generate(sequences, source, prompts, options, on_token);
+    const int64_t num_passes = RoundUp(prompt_tokens(), pass_tokens) / pass_tokens;
+    FirstPasses first_passes(source, num_passes * config.num_layers, on_prompts);
+    return Generate(sequences, first_passes, prompts, options, on_token);
   }
 };
 
@@ -92,7 +125,8 @@ absl::StatusOr<GenerateResult> GenerateOnCpu(const Task& task, const MachineLimi
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<Sequences> sequences,
       CreateCpuSequences(&session->decoder(), max_lengths, &session->budget()));
-  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result, task.Run(*sequences, session->source()));
+  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result,
+                           task.Run(*sequences, session->source(), options.max_tokens));
   result.read_bytes = session->source().read_bytes();
   return result;
 }
@@ -123,7 +157,8 @@ absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimi
                            CreateCudaSequences(task.config, options, session->device(),
                                                session->device_budget(), session->host_budget()));
   FOREBAY_ASSIGN_OR_RETURN(GpuSession::Weights weights, session->OpenWeights());
-  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result, task.Run(*sequences, weights.source()));
+  FOREBAY_ASSIGN_OR_RETURN(GenerateResult result,
+                           task.Run(*sequences, weights.source(), options.max_tokens));
   result.copied_bytes = weights.copied_bytes();
   result.read_bytes = weights.read_bytes();
   return result;
@@ -209,12 +244,12 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
   task.before_generation = [&] { return texts->AwaitReady(); };
   int64_t num_tokens = 0;
   task.on_token = [&](size_t, int32_t token) -> absl::Status {
-    if (reads_along) return texts->Push(token);
     if (listener.on_progress) {
       listener.on_progress(++num_tokens, std::ssize(prompts) * task.options.max_tokens);
     }
-    return absl::OkStatus();
+    return reads_along ? texts->Push(token) : absl::OkStatus();
   };
+  task.on_prompts = listener.on_prompts;
   const MachineLimits limits = LimitsFor(options.infer);
   FOREBAY_ASSIGN_OR_RETURN(generated.result, IsForGpu(options.infer, limits)
                                                  ? GenerateOnGpu(task, limits)

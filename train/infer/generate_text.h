@@ -36,7 +36,9 @@ struct GeneratedText {
 struct GenerateListener {
   // With one prompt: each piece of text as it becomes complete.
   std::function<void(std::string_view)> on_text;
-  // With several: how many tokens all have together, of so many at most.
+  // The share of the prompts that is read, before the first token.
+  std::function<void(double fraction)> on_prompts;
+  // How many tokens all answers have together, of so many at most.
   std::function<void(int64_t num_tokens, int64_t most)> on_progress;
 };
 

@@ -122,7 +122,7 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
   std::ranges::stable_sort(terms, std::ranges::greater{}, &GpuTerm::bytes);
   std::string largest;
   for (const GpuTerm& term : terms) {
-    largest += fmt::format("\n  {:<34}{:>10}{}", term.name, FormatBytes(term.bytes),
+    largest += fmt::format("\n  {:<34}{:>10}{}", term.name, FormatBinaryBytes(term.bytes),
                            term.shrink_with.empty() ? "" : "   smaller with " + term.shrink_with);
   }
   const absl::Status error = DoesNotFitError(fmt::format(
@@ -130,9 +130,9 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
       "--gpu_mem={0}MiB or more where the card has it, or less of:{3}",
       MebibytesUp(plan.bytes), FormatBinaryBytesDown(plan.budget_bytes),
       FormatBinaryBytes(plan.bytes - plan.budget_bytes), largest));
-  return WithLargestTerm(error,
-                         fmt::format("{} {}", terms.front().name, FormatBytes(terms.front().bytes)),
-                         plan.bytes);
+  return WithLargestTerm(
+      error, fmt::format("{} {}", terms.front().name, FormatBinaryBytes(terms.front().bytes)),
+      plan.bytes);
 }
 
 }  // namespace

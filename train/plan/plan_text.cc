@@ -66,8 +66,8 @@ std::string StripeLines(const Plan& plan) {
   for (size_t i = 0; i < plan.stripes.size() && plan.stripes.size() > 1; ++i) {
     const PlanStripe& stripe = plan.stripes[i];
     lines += fmt::format(
-        "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "", FormatBytes(stripe.nvme_bytes),
-        stripe.folder,
+        "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "",
+        FormatBinaryBytes(stripe.nvme_bytes), stripe.folder,
         100 * static_cast<double>(stripe.nvme_bytes) / static_cast<double>(total_bytes));
   }
   return lines;
@@ -309,7 +309,7 @@ Json ToJson(const Plan& plan) {
 
 std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const TrainOptions& options) {
   const auto bytes = [](int64_t count) {
-    return count == 0 ? std::string("-") : FormatBytes(count);
+    return count == 0 ? std::string("-") : FormatBinaryBytes(count);
   };
   const Inventory inventory = BuildInventory(model);
   std::string table = fmt::format(
@@ -361,7 +361,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
   table += WearLine(plan);
   table += LimitLine(plan, options);
   table += fmt::format("verdict    fits; RAM spare {}\n",
-                       FormatBytes(plan.ram_budget_bytes - plan.host_bytes));
+                       FormatBinaryBytes(plan.ram_budget_bytes - plan.host_bytes));
   return table;
 }
 

@@ -14,17 +14,21 @@ namespace {
 constexpr double kCoolerCelsius = 3;
 
 std::string TooWarm(const std::string& name, const DriveHeat& heat) {
-  return fmt::format(
-      "warning: {} is at {:.0f} degrees C and slows down from {:.0f} on: steps take longer while "
-      "it does. "
-      "Give it air or a heat sink",
-      name, heat.celsius, *heat.limit_celsius);
+  return fmt::format("warning: {} {}: steps take longer while it does. Give it air or a heat sink",
+                     name, TooWarmText(heat));
+}
+
+bool IsCoolAgain(const DriveHeat& heat) {
+  if (heat.alarm) return false;
+  return !heat.limit_celsius.has_value() || heat.celsius <= *heat.limit_celsius - kCoolerCelsius;
 }
 
 std::string CoolAgain(const std::string& name, const DriveHeat& heat) {
   return fmt::format(
-      "{} is at {:.0f} degrees C again, below the {:.0f} from which on it slows down", name,
-      heat.celsius, *heat.limit_celsius);
+      "{} is at {:.0f} degrees C again{}", name, heat.celsius,
+      heat.limit_celsius.has_value()
+          ? fmt::format(", below the {:.0f} from which on it slows down", *heat.limit_celsius)
+          : ", and no longer says that this is too warm");
 }
 
 }  // namespace
@@ -32,8 +36,7 @@ std::string CoolAgain(const std::string& name, const DriveHeat& heat) {
 DriveWatch::DriveWatch(std::vector<std::string> disks, double look_every_s)
     : look_every_s_(look_every_s) {
   for (std::string& disk : disks) {
-    const std::optional<DriveHeat> heat = HeatOf(disk);
-    if (heat.has_value() && heat->limit_celsius.has_value()) drives_.push_back({std::move(disk)});
+    if (HeatOf(disk).has_value()) drives_.push_back({std::move(disk)});
   }
 }
 
@@ -43,12 +46,12 @@ void DriveWatch::AfterStep(const std::function<void(const std::string& line)>& n
   since_look_.Restart();
   for (Drive& drive : drives_) {
     const std::optional<DriveHeat> heat = HeatOf(drive.folder);
-    if (!heat.has_value() || !heat->limit_celsius.has_value()) continue;
+    if (!heat.has_value()) continue;
     const std::string name = std::filesystem::path(drive.folder).filename().string();
     if (!drive.is_too_warm && heat->too_warm()) {
       drive.is_too_warm = true;
       note(TooWarm(name, *heat));
-    } else if (drive.is_too_warm && heat->celsius <= *heat->limit_celsius - kCoolerCelsius) {
+    } else if (drive.is_too_warm && IsCoolAgain(*heat)) {
       drive.is_too_warm = false;
       note(CoolAgain(name, *heat));
     }

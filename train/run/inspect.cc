@@ -28,6 +28,9 @@
 namespace forebay {
 namespace {
 
+constexpr char kVerifying[] = "verifying";
+constexpr char kHashing[] = "hashing";
+
 Json TensorEntry(const std::string& name, const Shape& shape, std::string_view dtype,
                  int64_t bytes) {
   Json entry;
@@ -47,9 +50,17 @@ absl::Status CheckIsAModel(const std::string& path) {
   return MatchCheckpoint(*reader, config, BuildInventory(config)).status();
 }
 
+std::function<void(int64_t done, int64_t all)> ProgressOf(const char* what,
+                                                          const InspectOptions& options) {
+  return [what, &options](int64_t done, int64_t all) {
+    if (options.progress) options.progress(what, done, all);
+  };
+}
+
 absl::StatusOr<Json> VerifyModel(const std::string& path, const InspectOptions& options) {
   const Stopwatch watch;
-  FOREBAY_ASSIGN_OR_RETURN(const ExportCheck check, CheckExport(path, options.progress));
+  FOREBAY_ASSIGN_OR_RETURN(const ExportCheck check,
+                           CheckExport(path, ProgressOf(kVerifying, options)));
   Json damaged = Json::array();
   for (const ExportDamage& damage : check.damaged) {
     damaged.push_back({{"file", damage.file}, {"message", damage.message}});
@@ -103,7 +114,7 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   json["bytes"] = bytes;
   json["dtypes"] = dtypes;
   if (options.hash) {
-    FOREBAY_ASSIGN_OR_RETURN(json["digest"], ModelDigest(path));
+    FOREBAY_ASSIGN_OR_RETURN(json["digest"], ModelDigest(path, ProgressOf(kHashing, options)));
   }
   if (options.verify) json["verified"] = std::move(verified);
   if (options.tensors) json["tensors"] = std::move(tensors);
@@ -136,7 +147,7 @@ absl::StatusOr<Json> Verify(TensorStore& store, bool in_use, const InspectOption
   std::vector<ScrubbedStep> steps;
   const Stopwatch watch;
   const auto progress = [&](int64_t done) {
-    if (options.progress) options.progress(done, all_bytes);
+    if (options.progress) options.progress(kVerifying, done, all_bytes);
   };
   if (in_use) {
     FOREBAY_RETURN_IF_ERROR(store.ScrubBesideWriter(&budget, progress, damaged, steps));
@@ -189,7 +200,7 @@ absl::Status Repair(const std::string& path, const InspectOptions& options, Engi
   MemoryBudget budget(0);
   FOREBAY_ASSIGN_OR_RETURN(
       const RepairReport report,
-      TensorStore::Repair(directories, engine, uuid, &budget, options.progress));
+      TensorStore::Repair(directories, engine, uuid, &budget, ProgressOf(kVerifying, options)));
   json["repaired"] = {{"changed", report.changed},
                       {"step_before", report.step_before},
                       {"step", report.step},
@@ -224,10 +235,10 @@ std::unique_ptr<Engine> EngineToInspect(bool in_use) {
 
 // Needs the folders of all ranks, where they divide the state.
 absl::StatusOr<std::string> DigestOfRun(const std::string& path, const Json& run, Engine* engine,
-                                        TensorStore& store) {
-  if (PartOf(run).of == 1) return StateDigest(store);
+                                        TensorStore& store, const DigestProgress& progress) {
+  if (PartOf(run).of == 1) return StateDigest(store, progress);
   FOREBAY_ASSIGN_OR_RETURN(const RunState state, RunState::Open(path, engine));
-  return state.Digest();
+  return state.Digest(progress);
 }
 
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
@@ -289,7 +300,8 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   }
   json["model"] = model;
   if (options.hash) {
-    FOREBAY_ASSIGN_OR_RETURN(json["digest"], DigestOfRun(path, run, engine.get(), *store));
+    FOREBAY_ASSIGN_OR_RETURN(json["digest"], DigestOfRun(path, run, engine.get(), *store,
+                                                         ProgressOf(kHashing, options)));
   }
   json.update(repaired);
   if (!note.empty()) json["note"] = note;

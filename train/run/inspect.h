@@ -15,8 +15,8 @@ struct InspectOptions {
   bool tensors = false;  // one entry per tensor
   bool verify = false;   // every byte of a run, or of an exported model, against its checksums
   bool repair = false;   // verify, and TensorStore::Repair
-  // Of verify and repair, in bytes. May be empty.
-  std::function<void(int64_t done, int64_t all)> progress;
+  // Of "hashing" and "verifying", also where that is for a repair. May be empty.
+  std::function<void(const char* what, int64_t done, int64_t all)> progress;
 };
 
 // Stable keys (docs/cli.md, "inspect"). Both kinds: kind, path, architecture, num_tensors, params,

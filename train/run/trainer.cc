@@ -35,6 +35,7 @@
 #include "forebay/train/run/run_notes.h"
 #include "forebay/train/run/run_report.h"
 #include "forebay/train/run/run_trace.h"
+#include "forebay/train/run/saving_progress.h"
 #include "forebay/train/run/step_batches.h"
 #include "forebay/train/run/write_limit.h"
 #include "forebay/train/start/prepare_run.h"
@@ -63,8 +64,7 @@ class TrainingRun {
     trace_ = RunTrace(options_.trace, prepared_.traced,
                       {.rank = environment_.rank(), .num_ranks = environment_.num_ranks()});
     if (options_.dry_run) {
-      observer_.OnNote(
-          "dry run: model, data, memory and disk space are in order; nothing was begun");
+      Note("dry run: model, data, memory and disk space are in order; nothing was begun");
       return absl::OkStatus();
     }
     FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
@@ -133,6 +133,7 @@ class TrainingRun {
   const std::function<bool()>& stop_;
   UniqueFd run_lock_;        // longer than anything writes to the run folder
   LoggedObserver observer_;  // before the engine, whose warnings it takes
+  SavingProgress saving_{&observer_};
   const TrainEnvironment& environment_;
 
   RunTrace trace_;  // before the threads that it records
@@ -150,8 +151,7 @@ class TrainingRun {
   Counters counted_;                       // up to what the lines of metrics.jsonl count
   SessionTotals totals_;
   Json committed_line_;  // of metrics.jsonl, when the run is resumed; null: it has none
-  // The metrics of the released step that do not depend on the clock.
-  Json released_line_;
+  Json released_line_;   // metrics of the released step that do not depend on the clock
 };
 
 absl::Status TrainingRun::OpenSession() {
@@ -166,6 +166,7 @@ absl::Status TrainingRun::OpenSession() {
   session_options.last_step_was_update = progress_.last_was_update();
   session_options.commit_state = [this] { return CommitState(); };
   session_options.after_commit = [this] { AfterCommit(); };
+  session_options.on_saving = [this](double fraction) { saving_.Show(fraction); };
   session_options.before_writing = [this] { return BeforeWriting(); };
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            OpenRunSession(prepared_, std::move(session_options), observer_));
@@ -217,7 +218,7 @@ absl::Status TrainingRun::RedoUpdate() {
                            AllRanks(environment_.ranks, recovered.kept.has_value()));
   if (!all_have_them) layers().Abandon();
   if (!recovered.kept.has_value() || !all_have_them) return absl::OkStatus();
-  observer_.OnPhase("applying kept gradients", 0);
+  saving_.Begin("applying kept gradients");
   released_line_ = *std::move(recovered.kept);
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   FOREBAY_RETURN_IF_ERROR(layers().ApplyRecovered());
@@ -310,8 +311,7 @@ absl::Status TrainingRun::RunSteps() {
 absl::Status TrainingRun::SaveWhatIsDone() {
   layers().Abandon();
   if (committed_step() == layers().released_step()) return absl::OkStatus();
-  // What lives in RAM may take a while.
-  observer_.OnPhase("saving", 0);
+  saving_.Begin("saving");  // what lives in RAM may take a while
   return layers().Commit();
 }
 

@@ -38,7 +38,7 @@ std::string FormatRanks(const PlannedRanks& planned) {
   for (size_t rank = 0; rank < planned.ranks.size(); ++rank) {
     const PlannedRank& row = planned.ranks[rank];
     text += fmt::format("rank {:<5} RAM {}, NVMe {}; per step {} read + {} write{}{}\n", rank,
-                        FormatBytes(row.host_bytes), FormatBytes(row.nvme_bytes),
+                        FormatBinaryBytes(row.host_bytes), FormatBinaryBytes(row.nvme_bytes),
                         FormatBytes(row.read_bytes), FormatBytes(row.write_bytes),
                         row.step_s.has_value() ? ", " + FormatDuration(*row.step_s) : "",
                         static_cast<int>(rank) == planned.slowest ? "   the slowest" : "");

@@ -120,8 +120,8 @@ std::string AlternativeRow(const Alternative& alternative, size_t width) {
   return fmt::format("{:<{}}{:>9}{:>10}  {:<8}{:>10}{:>9}{:>9}{:>9}{:>12.3g}\n", name, width,
                      forecast ? FormatDuration(forecast->step_s) : "-",
                      forecast ? fmt::format("{:.0f}", forecast->tokens_per_s) : "-",
-                     forecast ? NameOf(forecast->bound) : "-", FormatBytes(plan.host_bytes),
-                     FormatBytes(plan.nvme_bytes), FormatBytes(plan.read_bytes_per_step),
+                     forecast ? NameOf(forecast->bound) : "-", FormatBinaryBytes(plan.host_bytes),
+                     FormatBinaryBytes(plan.nvme_bytes), FormatBytes(plan.read_bytes_per_step),
                      FormatBytes(plan.write_bytes_per_step), TbPer1000Steps(plan));
 }
 

@@ -1,5 +1,6 @@
 #include "forebay/measure/host/drive_heat.h"
 
+#include <optional>
 #include <string>
 
 #include "forebay/base/file.h"
@@ -68,7 +69,18 @@ TEST(DriveHeat, IsTooMuchFromTheDrivesOwnLimitOn) {
   EXPECT_TRUE((DriveHeat{80, 80}).too_warm());
   EXPECT_EQ(HeatWarning({79.9, 80}, "nvme0n1"), "");
   EXPECT_THAT(HeatWarning({84, 80}, "nvme0n1"),
-              HasSubstr("nvme0n1 is at 84 degrees C, and slows down from 80 on"));
+              HasSubstr("nvme0n1 is at 84 degrees C and slows down from 80 on"));
+}
+
+TEST_F(DriveHeatTest, IsTooMuchWhereTheDriveItselfSaysSo) {
+  Put("nvme0/hwmon3", "temp1_input", "70000\n");
+  Put("nvme0/hwmon3", "temp1_max", "80000\n");
+  Put("nvme0/hwmon3", "temp1_alarm", "0\n");
+  EXPECT_FALSE(HeatOf(Disk("nvme0/nvme0n1"))->too_warm());
+  Put("nvme0/hwmon3", "temp1_alarm", "1\n");
+  const std::optional<DriveHeat> heat = HeatOf(Disk("nvme0/nvme0n1"));
+  EXPECT_TRUE(heat->too_warm());
+  EXPECT_THAT(HeatWarning(*heat, "nvme0n1"), HasSubstr("is at 70 degrees C and says itself"));
 }
 
 TEST_F(DriveHeatTest, IsWarnedOfOnceBeforeOrAfterwards) {

@@ -1,6 +1,7 @@
 // A drive that becomes too warm while a run trains on it.
 #include "forebay/train/run/drive_watch.h"
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -21,18 +22,19 @@ using testing::IsEmpty;
 class WarmDrive {
  public:
   explicit WarmDrive(double celsius) { Set(celsius); }
+  void SetAlarm(bool alarm) const { Put("temp1_alarm", alarm ? "1\n" : "0\n"); }
+  void ForgetLimit() const { std::filesystem::remove(folder_.Path("nvme0/hwmon1/temp1_max")); }
   void Set(double celsius) const {
-    Put("temp1_input", celsius);
-    Put("temp1_max", 80);
+    Put("temp1_input", fmt::format("{:.0f}\n", celsius * 1000));
+    Put("temp1_max", "80000\n");
   }
   std::string folder() const { return folder_.Path("nvme0/nvme0n1"); }
 
  private:
-  void Put(const std::string& name, double celsius) const {
+  void Put(const std::string& name, const std::string& value) const {
     const std::string sensor = folder_.Path("nvme0/hwmon1");
     ASSERT_TRUE(MakeDirectories(sensor).ok() && MakeDirectories(folder()).ok());
-    ASSERT_TRUE(
-        WriteFileAtomically(JoinPath(sensor, name), fmt::format("{:.0f}\n", celsius * 1000)).ok());
+    ASSERT_TRUE(WriteFileAtomically(JoinPath(sensor, name), value).ok());
   }
   const TemporaryFolder folder_;
 };
@@ -60,6 +62,21 @@ TEST(DriveWatch, SaysOnceThatADriveIsTooWarmAndOnceThatItIsNot) {
   EXPECT_THAT(LinesOf(watch), IsEmpty());
   drive.Set(80);
   EXPECT_THAT(LinesOf(watch), ElementsAre(HasSubstr("slows down")));
+}
+
+TEST(DriveWatch, BelievesADriveThatSaysItselfThatItIsTooWarm) {
+  for (const bool has_limit : {true, false}) {
+    const WarmDrive drive(60);
+    if (!has_limit) drive.ForgetLimit();
+    DriveWatch watch({drive.folder()}, /*look_every_s=*/0);
+    EXPECT_THAT(LinesOf(watch), IsEmpty());
+    drive.SetAlarm(true);
+    EXPECT_THAT(LinesOf(watch), ElementsAre(HasSubstr("nvme0n1 is at 60 degrees C and says itself "
+                                                      "that this is too warm")));
+    EXPECT_THAT(LinesOf(watch), IsEmpty());
+    drive.SetAlarm(false);
+    EXPECT_THAT(LinesOf(watch), ElementsAre(HasSubstr("nvme0n1 is at 60 degrees C again")));
+  }
 }
 
 TEST(DriveWatch, LooksSeldom) {

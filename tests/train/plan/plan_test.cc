@@ -20,26 +20,6 @@ using testing::HasSubstr;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-MachineLimits BigMachine() {
-  MachineLimits limits;
-  limits.available_memory_bytes = 128 * kGiB;
-  limits.num_cores = 2;
-  limits.disks[0].folder = "out/swap";
-  limits.disks[0].free_bytes = limits.out_free_bytes = int64_t{4000} * 1000 * 1000 * 1000;
-  return limits;
-}
-
-TrainOptions SmallRun() {
-  TrainOptions options;
-  options.out = "out";
-  options.batch = 4;
-  options.seq = 256;
-  options.ram_bytes = kGiB;
-  options.weights_tier = TierChoice::kNvme;
-  options.state_tier = TierChoice::kNvme;
-  return options;
-}
-
 // That takes nothing less than two slots.
 TrainOptions DurableRun() {
   TrainOptions options = SmallRun();
@@ -568,30 +548,6 @@ TEST(Plan, AResumedRunNeedsRoomForTheExportsThatAreMissing) {
   options.save_every = 0;
   limits.out_free_bytes = 0;
   EXPECT_TRUE(MakePlan(SmolLm2(), options, limits).ok());
-}
-
-TEST(Plan, TheTableShowsEveryTotal) {
-  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
-  ASSERT_TRUE(plan.ok());
-  const std::string table = FormatPlan(*plan, SmolLm2(), SmallRun());
-  EXPECT_THAT(table, HasSubstr("LlamaForCausalLM   135 M params   30 layers"));
-  EXPECT_THAT(table, HasSubstr("1024 tokens/step (4 x 256 x 1)"));
-  EXPECT_THAT(table, HasSubstr("RAM 1.00 GiB"));
-  EXPECT_THAT(table, HasSubstr("verdict    fits"));
-  for (const PlanTerm& term : plan->terms) {
-    if (term.host_bytes + term.nvme_bytes == 0) continue;
-    EXPECT_THAT(table, HasSubstr(term.name));
-  }
-}
-
-TEST(Plan, TheJsonFormHasTheSameTotals) {
-  const auto plan = MakePlan(SmolLm2(), SmallRun(), BigMachine());
-  ASSERT_TRUE(plan.ok());
-  const Json json = ToJson(*plan);
-  EXPECT_EQ(json["host_bytes"], plan->host_bytes);
-  EXPECT_EQ(json["nvme_bytes"], plan->nvme_bytes);
-  EXPECT_EQ(json["terms"].size(), plan->terms.size());
-  EXPECT_EQ(json["placement"]["num_layers"], 32);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/llama_shapes.h"
+#include "forebay/offload/machine_limits.h"
 #include "forebay/train/options/options.h"
 
 namespace forebay {
@@ -45,6 +46,26 @@ inline TrainOptions LargeSteps() {
   options.seq = 1024;
   options.accum = 16;
   options.device = ComputeDevice::kCuda;
+  return options;
+}
+
+inline MachineLimits BigMachine() {
+  MachineLimits limits;
+  limits.available_memory_bytes = 128 * kGibibyte;
+  limits.num_cores = 2;
+  limits.disks[0].folder = "out/swap";
+  limits.disks[0].free_bytes = limits.out_free_bytes = int64_t{4000} * 1000 * 1000 * 1000;
+  return limits;
+}
+
+inline TrainOptions SmallRun() {
+  TrainOptions options;
+  options.out = "out";
+  options.batch = 4;
+  options.seq = 256;
+  options.ram_bytes = kGibibyte;
+  options.weights_tier = TierChoice::kNvme;
+  options.state_tier = TierChoice::kNvme;
   return options;
 }
 

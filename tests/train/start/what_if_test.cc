@@ -70,7 +70,7 @@ TEST_F(WhatIfTest, WhatDoesNotFitIsARowThatSaysWhatIsLargest) {
   EXPECT_EQ(json[0]["fits"], true);
   EXPECT_EQ(json[1]["fits"], false);
   EXPECT_THAT(json[1]["why_not"].get<std::string>(), HasSubstr("--ram=1.00 GiB"));
-  EXPECT_THAT(json[1]["largest_term"].get<std::string>(), HasSubstr(" GB"));
+  EXPECT_THAT(json[1]["largest_term"].get<std::string>(), HasSubstr(" GiB"));
   EXPECT_THAT(json[2]["why_not"].get<std::string>(), HasSubstr("its budget is 4.00 GiB"));
   EXPECT_THAT(json[2]["largest_term"].get<std::string>(), HasSubstr("B"));
   const std::string table = FormatAlternatives(*rows);
