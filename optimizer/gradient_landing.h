@@ -32,9 +32,9 @@ class GradientLanding {
   static int64_t DeviceBytes(DType dtype, int64_t largest_layer_elems);
   static int64_t ChargedBytes(DType dtype, int64_t largest_layer_elems);
 
-  // Begins to bring one, whose memory is borrowed until gradient.taken is reached. At most two are
-  // on their way at one time. EnvironmentError.
-  absl::Status Start(const LayerGradient& gradient);
+  // Begins to bring that of `layer`, whose memory is borrowed until gradient.taken is reached. At
+  // most two are on their way at one time. EnvironmentError.
+  absl::Status Start(int layer, const LayerGradient& gradient);
   // Waits for the one that was started first. In RAM until the second Start from here.
   // EnvironmentError when the device failed. Requires: one is on its way.
   absl::StatusOr<RoundedGradient> Land();
@@ -48,7 +48,6 @@ class GradientLanding {
     HostBuffer memory;
     std::unique_ptr<Event> has_landed;
     int64_t num_elems = 0;
-    int64_t started_ns = 0;  // while a trace is recorded (base/trace.h); 0: before
   };
   GradientLanding(DType dtype, int64_t largest_layer_elems)
       : dtype_(dtype), largest_layer_elems_(largest_layer_elems) {}

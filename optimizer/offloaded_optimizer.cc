@@ -133,7 +133,7 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
         "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
         "Make it with the device, or copy the gradient to memory first");
   }
-  FOREBAY_RETURN_IF_ERROR(impl_->landing->Start(gradient));
+  FOREBAY_RETURN_IF_ERROR(impl_->landing->Start(layer, gradient));
   FOREBAY_RETURN_IF_ERROR(impl_->Land());
   impl_->on_its_way = {.layer = layer, .compute = &pool};
   impl_->tensors->Hand(layer, without_gradient);

@@ -81,7 +81,7 @@ class RoundingOnAGpu : public GradientLandingTest, public testing::WithParamInte
                                     .device = DeviceKind::kCuda,
                                     .ready = ready->get(),
                                     .taken = taken->get()};
-      ASSERT_TRUE((*landing)->Start(handed).ok());
+      ASSERT_TRUE((*landing)->Start(/*layer=*/0, handed).ok());
       if (i > 0) ExpectLands(**landing, gradients[i - 1]);
     }
     ExpectLands(**landing, gradients.back());
