@@ -52,18 +52,26 @@ void StreamTrace::Start(TraceRecorder* recorder) {
 }
 
 void StreamTrace::Stop() {
-  if (!is_recording_.exchange(false)) return;
-  const std::lock_guard lock(mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!is_recording_.exchange(false)) return;
+  }
   // From the oldest on. What another thread still enqueues is cut off, as at the end of any row.
   for (size_t i = 0; i < slices_.size(); ++i) {
     Slice& slice = slices_[(static_cast<size_t>(num_begun_) + i) % slices_.size()];
-    if (slice.state == Slice::State::kEnded) Give(slice);
+    if (HasEnded(slice)) Give(slice);
   }
+}
+
+bool StreamTrace::HasEnded(const Slice& slice) {
+  const std::lock_guard lock(mutex_);
+  return slice.state == Slice::State::kEnded;
 }
 
 // The slice that was used longest ago. Nobody waits for its work.
 StreamTrace::Slice* StreamTrace::Take() {
   const std::lock_guard lock(mutex_);
+  if (!is_recording_) return nullptr;
   Slice& slice = slices_[static_cast<size_t>(num_begun_) % slices_.size()];
   if (slice.state == Slice::State::kEnded && slice.end->IsReached().value_or(false)) Give(slice);
   if (slice.state != Slice::State::kFree) {
@@ -75,12 +83,12 @@ StreamTrace::Slice* StreamTrace::Take() {
   return &slice;
 }
 
-// Where the device has failed, it is left out.
+// Where the device has failed, it is left out. Requires: the lock, or that nothing is recorded.
 void StreamTrace::Give(Slice& slice) {
   slice.state = Slice::State::kFree;
   const absl::StatusOr<double> begin_s = slice.begin->SecondsSince(*anchor_);
   const absl::StatusOr<double> length_s = slice.end->SecondsSince(*slice.begin);
-  if (!begin_s.ok() || !length_s.ok()) return recorder_->CountDropped();
+  if (!begin_s.ok() || !length_s.ok()) return;
   // A device rounds its times, the longer the more: they are not to make slices overlap.
   const int64_t begin_ns = anchor_ns_ + NsOf(*begin_s);
   slice.event.begin_ns = std::max(begin_ns, slice.row->end_ns);

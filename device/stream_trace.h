@@ -39,9 +39,10 @@ struct StreamRow {
 // Thread-safe; each stream and its scopes are one thread's at a time.
 class StreamTrace {
  public:
-  // More than a host that waits for gradients is ever ahead of its GPU. What does not fit is left
-  // out and counted by the recorder.
-  static constexpr int64_t kNumSlices = 2048;
+  // That are not done yet. A host is not so far ahead, as the driver's queue of a stream has about
+  // a thousand kernels, and a slice is several. What does not fit is left out, and the recorder
+  // counts it.
+  static constexpr int64_t kNumSlices = 1024;
 
   struct Slice {
     enum class State : uint8_t { kFree, kOpen, kEnded };
@@ -73,6 +74,7 @@ class StreamTrace {
   Slice* Begin(Stream& stream, const TraceEvent& event);
   void End(Stream& stream, Slice& slice);
   Slice* Take();
+  bool HasEnded(const Slice& slice);
   void Give(Slice& slice);
 
   Device* const device_;

@@ -15,14 +15,14 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-constexpr int64_t kSizeBytes = 1 << 20;
+constexpr int64_t kWorkBytes = 1 << 20;
 
 class StreamTraceTest : public DeviceTest {
  protected:
   void SetUp() override {
     DeviceTest::SetUp();
     if (IsSkipped()) return;
-    memory_ = Allocate(kSizeBytes);
+    memory_ = Allocate(kWorkBytes);
   }
   void Make(int64_t num_slices = StreamTrace::kNumSlices) {
     auto trace = StreamTrace::Create(device_.get(), "GPU", num_slices);
@@ -32,10 +32,10 @@ class StreamTraceTest : public DeviceTest {
     ASSERT_TRUE(recorder_.Start());
   }
   void Work(const std::unique_ptr<Stream>& stream) {
-    EXPECT_TRUE(stream->Fill(memory_.address(), std::byte{1}, kSizeBytes).ok());
+    EXPECT_TRUE(stream->Fill(memory_.address(), std::byte{1}, kWorkBytes).ok());
   }
   void WorkInScope(const std::unique_ptr<Stream>& stream, const char* name, int layer = 0) {
-    const StreamScope scope(*stream, name, {.layer = layer, .tile = 7, .batch = 8}, kSizeBytes);
+    const StreamScope scope(*stream, name, {.layer = layer, .tile = 7, .batch = 8}, kWorkBytes);
     Work(stream);
   }
   std::map<std::string, std::vector<TraceEvent>> Stopped() {
@@ -87,7 +87,7 @@ TEST_P(StreamTraceTest, SlicesAreWhenTheStreamsDidTheirWork) {
     EXPECT_STREQ(copy[i].name, "copy");
     EXPECT_EQ(copy[i].tile, 7);
     EXPECT_EQ(copy[i].batch, 8);
-    EXPECT_EQ(copy[i].bytes, kSizeBytes);
+    EXPECT_EQ(copy[i].bytes, kWorkBytes);
     EXPECT_GT(copy[i].end_ns, copy[i].begin_ns);
     EXPECT_LE(copy[i].end_ns, forward[i].begin_ns + kClockNs);
     if (i > 0) {
