@@ -70,6 +70,17 @@ void ExpectInPairs(const std::vector<Span>& before, const std::vector<Span>& aft
   }
 }
 
+// The last of `before` that began before one of `after` has ended when that begins.
+void ExpectBehindTheLast(const std::vector<Span>& before, const std::vector<Span>& after) {
+  EXPECT_FALSE(after.empty());
+  for (const Span& span : after) {
+    const auto begun = [&](const Span& other) { return other.begin_ns < span.begin_ns; };
+    const std::vector<Span> last = Those(before, begun);
+    ASSERT_FALSE(last.empty()) << span.name;
+    EXPECT_LE(last.back().end_ns, span.begin_ns + kClockNs) << span.name;
+  }
+}
+
 class GpuTrace : public testing::Test {
  protected:
   void SetUp() override {
@@ -77,8 +88,9 @@ class GpuTrace : public testing::Test {
     if (!device.ok()) GTEST_SKIP() << device.status().message();
   }
 
-  TrainOptions OnGpu(const std::string& name) const {
-    TrainOptions options = task_.TightRun(folder_.Path(name));
+  TrainOptions OnGpu(const std::string& name) const { return OnGpu(task_, folder_.Path(name)); }
+  static TrainOptions OnGpu(const ToyTask& task, const std::string& out) {
+    TrainOptions options = task.TightRun(out);
     options.ram_bytes = int64_t{256} << 20;
     options.device = ComputeDevice::kCuda;
     return options;
@@ -112,13 +124,19 @@ class GpuTrace : public testing::Test {
   }
 
   const TemporaryFolder folder_;
-  const ToyTask task_{folder_.path(), /*num_blocks=*/6};
-  const DecoderConfig config_ = *ReadDecoderConfig(task_.TightRun("").model);
-  const Inventory inventory_ = BuildInventory(config_);
+  const ToyTask task_{folder_.path()};
+  Inventory inventory_ = BuildInventory(*ReadDecoderConfig(task_.TightRun("").model));
   std::string LayerName(int layer) const {
     return inventory_.layers()[static_cast<size_t>(layer)].name;
   }
   int num_layers() const { return inventory_.num_layers(); }
+  std::vector<Span> Computed(const TraceRows& rows, const std::string& work, int layer,
+                             int batch) const {
+    return Those(rows.Named("GPU: compute"), [&](const Span& span) {
+      return WorkOf(span) == work && LayerOf(span) == LayerName(layer) &&
+             span.args["micro_batch"] == batch;
+    });
+  }
 };
 
 TEST_F(GpuTrace, HasASliceOfEachLayerAndMicroBatchInBothPasses) {
@@ -146,11 +164,7 @@ TEST_F(GpuTrace, AGradientLeavesBehindItsLayersBackwardPass) {
   // 2 B for each element.
   EXPECT_EQ(bytes, (kToySteps - 1) * 2 * inventory_.num_padded_elems());
   for (int layer = 0; layer < num_layers() - 1; ++layer) {
-    const auto is_last = [&](const Span& span) {
-      return WorkOf(span) == "backward" && LayerOf(span) == LayerName(layer) &&
-             span.args["micro_batch"] == 1;
-    };
-    ExpectInPairs(Those(rows.Named("GPU: compute"), is_last),
+    ExpectInPairs(Computed(rows, "backward", layer, /*batch=*/1),
                   Those(rows.Named("GPU: gradients to RAM"), "gradient", LayerName(layer)));
   }
 }
@@ -163,39 +177,54 @@ TEST_F(GpuTrace, WeightsAreThereBeforeALayerComputesWithThem) {
     // They come for each pass; both may use the same ones at the turn.
     EXPECT_GE(there.size(), static_cast<size_t>(kToySteps - 1)) << LayerName(layer);
     for (const char* const work : {"forward", "recompute", "backward"}) {
-      for (const Span& compute : Those(rows.Named("GPU: compute"), work, LayerName(layer))) {
-        const auto begun = [&](const Span& copy) { return copy.begin_ns < compute.begin_ns; };
-        const std::vector<Span> before = Those(there, begun);
-        ASSERT_FALSE(before.empty()) << compute.name;
-        EXPECT_LE(before.back().end_ns, compute.begin_ns + kClockNs) << compute.name;
-      }
+      ExpectBehindTheLast(there, Those(rows.Named("GPU: compute"), work, LayerName(layer)));
     }
   }
 }
 
-TEST_F(GpuTrace, ActivationsLeaveBehindTheirLayerAndComeBackBeforeTheNextOnes) {
-  TrainOptions options = OnGpu("resident");
+// With memory on the GPU for so few activations that two have to leave it.
+void SpillTwo(TrainOptions& options) {
   PlanOfRun observer;
+  options.dry_run = true;
   ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
-  options = OnGpu("spilled");
-  options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
-  for (const ActivationsTier tier : {ActivationsTier::kRam, ActivationsTier::kNvme}) {
-    SCOPED_TRACE(NameOf(tier));
+  const auto num_spilled = [&] {
+    const Json& gpu = observer.plan["gpu"];
+    return gpu["activations_in_ram"].get<int>() + gpu["activations_on_nvme"].get<int>();
+  };
+  while (num_spilled() < 2) {
+    options.gpu_mem_bytes = observer.plan["gpu"]["bytes"].get<int64_t>() - 1;
+    ASSERT_EQ(TrainToy(options, {}, observer), absl::OkStatus());
+  }
+  options.dry_run = false;
+}
+
+TEST_F(GpuTrace, ActivationsLeaveBehindTheirLayerAndComeBackBeforeTheNextOnes) {
+  constexpr int kNumBlocks = 6, kSegment = 2;
+  const TemporaryFolder folder;
+  const ToyTask task(folder.path(), kNumBlocks);
+  struct Way {
+    ActivationsTier tier;
+    int segment_layers;
+  };
+  inventory_ = BuildInventory(*ReadDecoderConfig(task.TightRun("").model));
+  for (const auto& [tier, segment] : {Way{ActivationsTier::kRam, 1}, Way{ActivationsTier::kNvme, 1},
+                                      Way{ActivationsTier::kRam, kSegment}}) {
+    SCOPED_TRACE(testing::Message() << NameOf(tier) << segment);
+    TrainOptions options =
+        OnGpu(task, folder.Path(std::string(NameOf(tier)) + std::to_string(segment)));
     options.activations_tier = tier;
-    options.out = folder_.Path(std::string(NameOf(tier)));
+    if (segment > 1) options.number_checkpoints = kNumBlocks / segment;
+    SpillTwo(options);
     const TraceRows rows = Traced(options);
     const std::vector<Span> copies = rows.Named("GPU: activations");
-    const auto computed = [&](const char* work, int layer, int batch) {
-      return Those(rows.Named("GPU: compute"), [&, layer, batch](const Span& span) {
-        return WorkOf(span) == work && LayerOf(span) == LayerName(layer) &&
-               span.args["micro_batch"] == batch;
-      });
-    };
-    const std::vector<Span> left = Those(copies, "activation to RAM", LayerName(0));
-    const std::vector<Span> back = Those(copies, "activation to the GPU", LayerName(0));
-    ExpectInPairs(computed("forward", 0, 1), left);
-    ExpectInPairs(left, back);
-    ExpectInPairs(back, computed("recompute", 1, 0));
+    for (const int layer : {0, segment}) {
+      const std::vector<Span> left = Those(copies, "activation to RAM", LayerName(layer));
+      const std::vector<Span> back = Those(copies, "activation to the GPU", LayerName(layer));
+      ExpectInPairs(left, back);
+      ExpectInPairs(back, Computed(rows, "recompute", layer + 1, /*batch=*/0));
+      ExpectBehindTheLast(Computed(rows, "forward", layer, /*batch=*/1), left);
+    }
+    EXPECT_EQ(copies.size(), 2 * 2 * (kToySteps - 1));
   }
 }
 
