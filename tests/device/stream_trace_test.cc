@@ -22,17 +22,19 @@ class StreamTraceTest : public DeviceTest {
   void SetUp() override {
     DeviceTest::SetUp();
     if (IsSkipped()) return;
-    memory_ = Allocate(kWorkBytes);
+    memory_ = Allocate(2 * kWorkBytes);
   }
-  void Make(int64_t num_slices = StreamTrace::kNumSlices) {
+  void Make(int64_t num_slices = 16) {
     auto trace = StreamTrace::Create(device_.get(), "GPU", num_slices);
     ASSERT_TRUE(trace.ok()) << trace.status();
     trace_ = *std::move(trace);
     stream_ = *CreateTracedStream(device_.get(), "compute");
     ASSERT_TRUE(recorder_.Start());
   }
+  // Each on memory of its own, where two work side by side.
   void Work(const std::unique_ptr<Stream>& stream) {
-    EXPECT_TRUE(stream->Fill(memory_.address(), std::byte{1}, kWorkBytes).ok());
+    std::byte* const to = memory_.As<std::byte>() + (stream == stream_ ? 0 : kWorkBytes);
+    EXPECT_TRUE(stream->Fill(to, std::byte{1}, kWorkBytes).ok());
   }
   void WorkInScope(const std::unique_ptr<Stream>& stream, const char* name, int layer = 0) {
     const StreamScope scope(*stream, name, {.layer = layer, .tile = 7, .batch = 8}, kWorkBytes);
