@@ -68,7 +68,7 @@ TraceRecorder::Chunk* TraceRecorder::ChunkOfThisThread() {
 void TraceRecorder::Add(const TraceEvent& event) {
   Chunk* const chunk = ChunkOfThisThread();
   if (chunk == nullptr) {
-    num_dropped_.fetch_add(1, std::memory_order_relaxed);
+    CountDropped();
     return;
   }
   const int64_t size = chunk->size.load(std::memory_order_relaxed);

@@ -26,7 +26,7 @@ enum class TraceRow : uint8_t {
   kRead,    // transfers of the disk that the label names a file of
   kWrite,
   kFlush,
-  kDevice,  // work that was given to a GPU, until the host knew that it was done
+  kDevice,  // work of a GPU's stream, in the row that the label names
 };
 
 // Nanoseconds of the steady clock, as all times here.
@@ -39,7 +39,7 @@ struct TraceEvent {
   int32_t layer = -1;
   int32_t tile = -1;
   int32_t batch = -1;  // micro-batch
-  int32_t label = -1;  // of kRead, kWrite and kFlush: TraceRecorder::labels
+  int32_t label = -1;  // of all rows but kThread: TraceRecorder::label
   TraceRow row = TraceRow::kThread;
   Activity activity = {};
   // A transfer alone: until `started_ns` it waited in the engine's queue. `total_bytes`: what was
@@ -69,6 +69,8 @@ class TraceRecorder {
 
   // Thread-safe. Any thread's, while it is active or was when the event began.
   void Add(const TraceEvent& event);
+  // One that there was no room for before it came here.
+  void CountDropped() { num_dropped_.fetch_add(1, std::memory_order_relaxed); }
   // The number of a text that lives on with the recorder; -1: it has no room for more.
   int LabelOf(std::string_view text);
 

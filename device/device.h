@@ -27,6 +27,8 @@ namespace forebay {
 enum class DeviceKind : uint8_t { kHost, kCuda };
 
 class Device;
+class StreamTrace;  // stream_trace.h
+struct StreamRow;
 
 // Memory of one device, freed by the destructor. Move-only. Every use of it on a stream must be
 // complete by then. The device must outlive it.
@@ -117,6 +119,13 @@ class Stream {
   // Calls `launch`, which enqueues kernels here, with the cudaStream_t (nullptr on the host) while
   // the stream's device is the current one. Its error, or one of selecting the device.
   virtual absl::Status Launch(absl::FunctionRef<absl::Status(void* native_stream)> launch) = 0;
+
+  // Where a trace shows what it does; nullptr: nowhere.
+  StreamRow* row() const { return row_; }
+  void SetRow(StreamRow* row) { row_ = row; }
+
+ private:
+  StreamRow* row_ = nullptr;
 };
 
 struct DeviceMemory {
@@ -151,6 +160,10 @@ class Device {
   // Now. On the host: of the machine, without the limits of a container (memory/ knows those).
   virtual absl::StatusOr<DeviceMemory> Memory() = 0;
 
+  // It has the rows of streams that are made from here on (CreateTracedStream); nullptr: none has.
+  StreamTrace* stream_trace() const { return stream_trace_; }
+  void SetStreamTrace(StreamTrace* trace) { stream_trace_ = trace; }
+
  protected:
   virtual absl::StatusOr<void*> AllocateBytes(int64_t size_bytes) = 0;
   virtual void FreeBytes(void* address) = 0;
@@ -160,6 +173,8 @@ class Device {
  private:
   friend class DeviceBuffer;
   friend class PinnedRegion;
+
+  StreamTrace* stream_trace_ = nullptr;
 };
 
 std::unique_ptr<Device> CreateHostDevice();

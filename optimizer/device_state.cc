@@ -6,6 +6,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/memory/host_buffer.h"
 
 namespace forebay {
@@ -49,9 +50,9 @@ absl::Status DeviceState::MakeMemory(Device* device, const Placement& placement,
                                tiles_.max_state_bytes(), tiles_.max_state_bytes(), device));
     FOREBAY_ASSIGN_OR_RETURN(landing.is_there, device->CreateEvent());
   }
-  FOREBAY_ASSIGN_OR_RETURN(to_device_, device->CreateStream());
-  FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
-  FOREBAY_ASSIGN_OR_RETURN(to_host_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(to_device_, CreateTracedStream(device, "to the updates"));
+  FOREBAY_ASSIGN_OR_RETURN(stream_, CreateTracedStream(device, "updates"));
+  FOREBAY_ASSIGN_OR_RETURN(to_host_, CreateTracedStream(device, "from the updates"));
   return MakePlaces(device);
 }
 
@@ -106,7 +107,10 @@ absl::Status DeviceState::TakeRead(Landing& landing) {
   const std::span<std::byte> to = StateOf(tile);
   const std::span<std::byte> state = landing.memory.bytes().first(to.size());
   FOREBAY_RETURN_IF_ERROR(store_->VerifyState(tile, state));
-  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(to.data(), state));
+  {
+    const StreamScope scope(*to_device_, "state", ScopeOf(tile), std::ssize(state));
+    FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(to.data(), state));
+  }
   return to_device_->Await();
 }
 
@@ -114,8 +118,12 @@ absl::StatusOr<DeviceState::Planes> DeviceState::Begin(int tile, std::span<const
                                                        std::span<const std::byte> gradient) {
   FOREBAY_CHECK(num_begun_ - num_awaited_ < kNumPlaces);
   Place& place = PlaceAt(num_begun_++);
-  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.weights, weights));
-  FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.gradient, gradient));
+  {
+    const StreamScope scope(*to_device_, "weights and gradient", ScopeOf(tile),
+                            std::ssize(weights) + std::ssize(gradient));
+    FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.weights, weights));
+    FOREBAY_RETURN_IF_ERROR(to_device_->CopyToDevice(place.gradient, gradient));
+  }
   FOREBAY_RETURN_IF_ERROR(to_device_->Record(*place.is_there));
   FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*place.is_there));
   return Planes{.weights = {place.weights, weights.size()},
@@ -132,7 +140,10 @@ absl::StatusOr<std::span<std::byte>> DeviceState::CopyBack(int tile) {
   landing->written_tile = tile;
   const std::span<std::byte> from = StateOf(tile);
   const std::span<std::byte> state = landing->memory.bytes().first(from.size());
-  FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(state, from.data()));
+  {
+    const StreamScope scope(*to_host_, "state", ScopeOf(tile), std::ssize(state));
+    FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(state, from.data()));
+  }
   FOREBAY_RETURN_IF_ERROR(to_host_->Record(*landing->is_there));
   return state;
 }
@@ -152,7 +163,10 @@ absl::StatusOr<std::span<std::byte>> DeviceState::End(int tile, std::span<std::b
   if (with_state) {
     FOREBAY_ASSIGN_OR_RETURN(state, CopyBack(tile));
   }
-  FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(weights, place.weights));
+  {
+    const StreamScope scope(*to_host_, "weights", ScopeOf(tile), std::ssize(weights));
+    FOREBAY_RETURN_IF_ERROR(to_host_->CopyToHost(weights, place.weights));
+  }
   FOREBAY_RETURN_IF_ERROR(to_host_->Record(*place.is_back));
   return state;
 }

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "forebay/base/dtype.h"
+#include "forebay/base/trace.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/device_allocation.h"
 #include "forebay/memory/memory_budget.h"
@@ -106,6 +107,9 @@ class DeviceState {
 
   Place& PlaceAt(int64_t number) { return places_[static_cast<size_t>(number % kNumPlaces)]; }
   std::span<std::byte> StateOf(int tile) const;
+  TraceScope::Of ScopeOf(int tile) const {
+    return {.layer = tiles_.tiles()[static_cast<size_t>(tile)].layer, .tile = tile};
+  }
   absl::Status MakeMemory(Device* device, const Placement& placement, MemoryBudget* device_budget,
                           MemoryBudget* budget);
   absl::Status MakePlaces(Device* device);

@@ -7,7 +7,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/trace.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/kernels/round_gradient_cuda.h"
 
@@ -43,16 +43,18 @@ absl::StatusOr<std::unique_ptr<GradientLanding>> GradientLanding::Create(
                                                               bytes, {.device = device}));
     FOREBAY_ASSIGN_OR_RETURN(place.has_landed, device->CreateEvent());
   }
-  FOREBAY_ASSIGN_OR_RETURN(landing->stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(landing->stream_, CreateTracedStream(device, "gradients to RAM"));
   return landing;
 }
 
-absl::StatusOr<int64_t> GradientLanding::Start(const LayerGradient& gradient, int64_t first_elem) {
+absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& gradient,
+                                               int64_t first_elem) {
   const int64_t num_elems = std::min(std::ssize(gradient.elems) - first_elem, part_elems_);
   FOREBAY_CHECK(num_elems > 0 && num_elems % kNormBlockElems == 0);
   FOREBAY_CHECK(num_started_ - num_landed_ < std::ssize(places_));
   const int64_t end_elem = first_elem + num_elems;
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
+  const StreamScope scope(*stream_, "gradient", {.layer = layer}, num_elems * SizeOf(dtype_));
   std::byte* const rounded = on_device_.address();
   auto* const squares = reinterpret_cast<double*>(rounded + SquaresOffset());
   FOREBAY_RETURN_IF_ERROR(stream_->Launch([&](void* native_stream) {
@@ -63,7 +65,6 @@ absl::StatusOr<int64_t> GradientLanding::Start(const LayerGradient& gradient, in
     FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
   }
   Place& place = PlaceOf(num_started_);
-  place.started_ns = TraceRecorder::Active() == nullptr ? 0 : TraceNowNs();
   place.first_elem = first_elem;
   place.num_elems = num_elems;
   const std::span<std::byte> to = place.memory.bytes();
@@ -79,16 +80,6 @@ absl::StatusOr<RoundedGradient> GradientLanding::Land() {
   FOREBAY_CHECK(AnyIsOnItsWay());
   Place& place = PlaceOf(num_landed_);
   FOREBAY_RETURN_IF_ERROR(place.has_landed->Await());
-  TraceRecorder* const recorder = TraceRecorder::Active();
-  if (recorder != nullptr && place.started_ns != 0) {
-    TraceEvent event;
-    event.row = TraceRow::kDevice;
-    event.name = "gradient lands (from its start until the host waits for it)";
-    event.begin_ns = place.started_ns;
-    event.end_ns = TraceNowNs();
-    event.bytes = place.num_elems * SizeOf(dtype_);
-    recorder->Add(event);
-  }
   ++num_landed_;
   const std::span<std::byte> bytes = place.memory.bytes();
   return RoundedGradient{

@@ -37,10 +37,11 @@ class GradientLanding {
   static int64_t DeviceBytes(DType dtype, int64_t part_elems);
   static int64_t ChargedBytes(DType dtype, int64_t part_elems);
 
-  // Begins to bring the elements of a gradient from `first_elem` on, part_elems() of them or the
-  // rest. Its memory is borrowed until gradient.taken is reached, which is recorded with the rest.
-  // At most two are on their way at one time. Returns where the next begins. EnvironmentError.
-  absl::StatusOr<int64_t> Start(const LayerGradient& gradient, int64_t first_elem = 0);
+  // Begins to bring the elements of the gradient of `layer` from `first_elem` on, as many as a part
+  // has or the rest. Its memory is borrowed until gradient.taken is reached, which is recorded with
+  // the rest. At most two are on their way at one time. Returns where the next begins.
+  // EnvironmentError.
+  absl::StatusOr<int64_t> Start(int layer, const LayerGradient& gradient, int64_t first_elem = 0);
   // Waits for the one that was started first. In RAM until the second Start from here.
   // EnvironmentError when the device failed. Requires: one is on its way.
   absl::StatusOr<RoundedGradient> Land();
@@ -55,7 +56,6 @@ class GradientLanding {
     std::unique_ptr<Event> has_landed;
     int64_t first_elem = 0;
     int64_t num_elems = 0;
-    int64_t started_ns = 0;  // while a trace is recorded (base/trace.h); 0: before
   };
   GradientLanding(DType dtype, int64_t part_elems) : dtype_(dtype), part_elems_(part_elems) {}
   Place& PlaceOf(int64_t number) { return places_[number % std::ssize(places_)]; }

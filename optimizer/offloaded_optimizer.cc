@@ -140,7 +140,7 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
   // While a part is on its way the one before it is taken, of this layer or of the one before.
   for (int64_t begin = 0; begin < std::ssize(gradient.elems);) {
     const bool is_first = begin == 0;
-    FOREBAY_ASSIGN_OR_RETURN(begin, impl_->landing->Start(gradient, begin));
+    FOREBAY_ASSIGN_OR_RETURN(begin, impl_->landing->Start(layer, gradient, begin));
     FOREBAY_RETURN_IF_ERROR(impl_->Land());
     impl_->on_its_way = {.layer = layer, .compute = &pool, .is_begun = !is_first};
     impl_->tensors->Hand(layer, without_gradient);

@@ -9,6 +9,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/optimizer/kernels/update_cuda.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
 #include "forebay/swap/records/tile_seals.h"
@@ -234,7 +235,7 @@ absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(OnDevice& begun) {
   TileRun whole = WholeRun(spec, planes.weights, planes.state);
   whole.gradient = planes.gradient.data();
   const bool on_host = options.device->kind() == DeviceKind::kHost;
-  FOREBAY_RETURN_IF_ERROR(device_state->stream().Launch([&](void* native_stream) {
+  const auto update = [&](void* native_stream) {
     return ForEachRun(whole, spec, 0, spec.num_elems,
                       [&](const UpdateScalars& scalars, const TileRun& run) {
                         if (!on_host) {
@@ -243,7 +244,12 @@ absl::Status OffloadedOptimizer::Impl::ComputeOnDevice(OnDevice& begun) {
                         UpdateRun(options.rule, scalars, run);
                         return absl::OkStatus();
                       });
-  }));
+  };
+  {
+    const StreamScope scope(device_state->stream(), "update",
+                            {.layer = spec.layer, .tile = begun.tile});
+    FOREBAY_RETURN_IF_ERROR(device_state->stream().Launch(update));
+  }
   FOREBAY_ASSIGN_OR_RETURN(memory.state,
                            device_state->End(begun.tile, memory.weights, WritesState(begun.tile)));
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/trace.h"
+#include "forebay/device/stream_trace.h"
 
 namespace forebay {
 
@@ -36,7 +37,8 @@ absl::StatusOr<std::unique_ptr<GpuWindow>> GpuWindow::Create(ParamSource* source
   window->used_on_others_ = std::move(used);
   window->kind_ = devices.front()->kind();
   for (Device* const device : devices) {
-    FOREBAY_ASSIGN_OR_RETURN(window->streams_.emplace_back(), device->CreateStream());
+    FOREBAY_ASSIGN_OR_RETURN(window->streams_.emplace_back(),
+                             CreateTracedStream(device, "weights to the GPU"));
   }
   for (const int64_t place_bytes : window->shape_.place_bytes) {
     FOREBAY_RETURN_IF_ERROR(window->AddPlace(devices, place_bytes));
@@ -90,12 +92,15 @@ bool GpuWindow::IsItsOwn(const Place& place, int layer) const {
 }
 
 // To every device. The first one's copy counts as there when all are: the source waits for that.
-absl::Status GpuWindow::CopyTo(Place& place, std::span<const std::byte> weights) {
+absl::Status GpuWindow::CopyTo(Place& place, int layer, std::span<const std::byte> weights) {
   for (size_t d = place.copies.size(); d-- > 0;) {
     const Copy& copy = place.copies[d];
     FOREBAY_CHECK(static_cast<int64_t>(weights.size()) <= copy.memory.size_bytes());
     if (copy.last_read != nullptr) FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*copy.last_read));
-    FOREBAY_RETURN_IF_ERROR(streams_[d]->CopyToDevice(copy.memory.address(), weights));
+    {
+      const StreamScope scope(*streams_[d], "weights", {.layer = layer}, std::ssize(weights));
+      FOREBAY_RETURN_IF_ERROR(streams_[d]->CopyToDevice(copy.memory.address(), weights));
+    }
     for (size_t other = place.copies.size() - 1; d == 0 && other > 0; --other) {
       FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*place.copies[other].is_there));
     }
@@ -111,7 +116,7 @@ absl::Status GpuWindow::Stage(Place& place, int layer) {
   const LayerWeights& weights = lease.weights();
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
   const TraceScope trace("copy weights to the GPU (enqueue)", {.layer = layer});
-  FOREBAY_RETURN_IF_ERROR(CopyTo(place, weights.data));
+  FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, weights.data));
   const Copy& first = place.copies.front();
   place.layer = layer;
   place.weights = {.dtype = weights.dtype,

@@ -110,7 +110,7 @@ class GpuWindow final : public ParamSource {
   bool IsItsOwn(const Place& place, int layer) const;
   const Place* LentPlace(int layer) const;
   absl::Status Stage(Place& place, int layer);
-  absl::Status CopyTo(Place& place, std::span<const std::byte> weights);
+  absl::Status CopyTo(Place& place, int layer, std::span<const std::byte> weights);
   void StageAhead();
 
   ParamSource* const source_;

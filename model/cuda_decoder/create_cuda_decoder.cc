@@ -3,6 +3,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/model/cuda_decoder/cuda_layer_compute.h"
 #include "forebay/model/cuda_decoder/decoder_products.h"
 #include "forebay/model/rope.h"
@@ -26,7 +27,7 @@ absl::Status CudaLayerCompute::UploadRope(MemoryBudget* host_budget) {
 
 absl::Status CudaLayerCompute::MakeOperators(Device* device, MemoryBudget* device_budget,
                                              MatmulAlgorithms* algorithms) {
-  FOREBAY_ASSIGN_OR_RETURN(stream_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(stream_, CreateTracedStream(device, "compute"));
   FOREBAY_ASSIGN_OR_RETURN(context_, cuda::Context::Create(device, stream_.get(), device_budget,
                                                            {.dtype = options_.dtype,
                                                             .tf32 = options_.tf32,

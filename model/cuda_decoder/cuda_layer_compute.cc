@@ -4,6 +4,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/stream_trace.h"
 
 namespace forebay {
 
@@ -25,6 +26,7 @@ std::span<float> CudaLayerCompute::Gradient(int layer) {
 absl::Status CudaLayerCompute::ZeroGradient(int layer) {
   const std::span<float> gradient = Gradient(layer);
   FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*PlaceOf(layer).is_taken));
+  const StreamScope scope(*stream_, "clear the gradient", {.layer = layer});
   return stream_->Fill(gradient.data(), std::byte{0}, static_cast<int64_t>(gradient.size_bytes()));
 }
 
@@ -63,6 +65,7 @@ absl::Status CudaLayerCompute::BeginPass(std::span<const MicroBatch> batches,
   slot_ = 0;
   num_kept_ = 0;
   std::ranges::fill(kept_in_slot_, -1);
+  const StreamScope scope(*stream_, "tokens");
   return batches_->Upload(batches, *stream_);
 }
 
@@ -80,6 +83,7 @@ absl::Status CudaLayerCompute::Embed(const LayerWeights& weights, size_t batch) 
 
 absl::Status CudaLayerCompute::Forward(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  const StreamScope scope(*stream_, "forward", ScopeOf(layer, batch));
   slot_ = num_kept_ % activations_->num_buffers();
   if (layer == EmbedLayer()) {
     FOREBAY_RETURN_IF_ERROR(Embed(weights, batch));
@@ -108,6 +112,7 @@ absl::Status CudaLayerCompute::FetchLoss(size_t batch) {
 
 absl::Status CudaLayerCompute::Loss(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
+  const StreamScope scope(*stream_, "loss", ScopeOf(layer, batch));
   const DeviceBatch& tokens = (*batches_)[batch];
   FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
   FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForward(*context_, weights.projection,
@@ -124,6 +129,7 @@ absl::Status CudaLayerCompute::LossAndGradient(int layer, const HeldWeights& hel
     if (tied) FOREBAY_RETURN_IF_ERROR(ZeroGradient(EmbedLayer()));
   }
   FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
+  const StreamScope scope(*stream_, "loss", ScopeOf(layer, batch));
   const DeviceBatch& tokens = (*batches_)[batch];
   const std::span<float> gradient = Gradient(layer);
   const std::span<float> of_projection = tied ? Gradient(EmbedLayer()) : gradient;
@@ -144,12 +150,14 @@ absl::Status CudaLayerCompute::LossAndGradient(int layer, const HeldWeights& hel
 
 absl::Status CudaLayerCompute::Recompute(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  const StreamScope scope(*stream_, "recompute", ScopeOf(layer, batch));
   const int block = layer - BlockLayer(0);
   return block_->Recompute(block, tensors_.blocks[block], weights, (*batches_)[batch],
                            Activation(kept_in_slot_[layer - 1], batch));
 }
 
 absl::Status CudaLayerCompute::BackwardEmbed(size_t batch) {
+  const StreamScope scope(*stream_, "backward", ScopeOf(EmbedLayer(), batch));
   const DeviceBatch& tokens = (*batches_)[batch];
   const std::span<float> gradient = Gradient(EmbedLayer());
   const std::byte* const dx = ActivationGradient(batch);
@@ -172,6 +180,7 @@ absl::Status CudaLayerCompute::Backward(int layer, const HeldWeights& held, size
   }
   if (is_embedding) return BackwardEmbed(batch);
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+  const StreamScope scope(*stream_, "backward", ScopeOf(layer, batch));
   const int block = layer - BlockLayer(0);
   FOREBAY_RETURN_IF_ERROR(block_->Backward(
       block, tensors_.blocks[block], weights, (*batches_)[batch],

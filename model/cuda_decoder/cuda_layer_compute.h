@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/tensor_spec.h"
+#include "forebay/base/trace.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/device_allocation.h"
 #include "forebay/memory/host_buffer.h"
@@ -88,6 +89,9 @@ class CudaLayerCompute final : public CudaDecoder {
   }
   double* LossSum(size_t batch) const {
     return reinterpret_cast<double*>(loss_sums_.address()) + batch;
+  }
+  static TraceScope::Of ScopeOf(int layer, size_t batch) {
+    return {.layer = layer, .batch = static_cast<int64_t>(batch)};
   }
   absl::Status FetchLoss(size_t batch);
   absl::Status Embed(const LayerWeights& weights, size_t batch);

@@ -33,6 +33,7 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
   if (!options.training) return;
   const Inventory inventory = BuildInventory(config);
   activations.num_spilled = options.num_spilled_activations;
+  activations.segment_layers = options.segment_layers;
   activations.in_storage = options.spills_to_storage;
   activations.num_buffers =
       NumActivationBuffers({.num_layers = inventory.num_layers(),

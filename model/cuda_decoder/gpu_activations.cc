@@ -4,6 +4,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/stream_trace.h"
 
 namespace forebay {
 
@@ -22,7 +23,7 @@ absl::StatusOr<std::unique_ptr<GpuActivations>> GpuActivations::Create(
     FOREBAY_ASSIGN_OR_RETURN(transfer.may_begin, device->CreateEvent());
     FOREBAY_ASSIGN_OR_RETURN(transfer.is_done, device->CreateEvent());
   }
-  FOREBAY_ASSIGN_OR_RETURN(made->copies_, device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(made->copies_, CreateTracedStream(device, "activations"));
   return made;
 }
 
@@ -56,11 +57,20 @@ void GpuActivations::Begin(int place) {
 }
 
 template <typename Call>
-void GpuActivations::Copy(int place, const Call& copy) {
+void GpuActivations::Copy(int place, const char* name, const Call& copy) {
   failure_.Update(copies_->WaitFor(*TransferOf(place).may_begin));
-  failure_.Update(copy());
+  {
+    const StreamScope scope(*copies_, name, {.layer = place * shape_.segment_layers},
+                            shape_.activation_bytes);
+    failure_.Update(copy());
+  }
   failure_.Update(copies_->Record(*TransferOf(place).is_done));
   copied_bytes_ += shape_.activation_bytes;
+}
+
+void GpuActivations::CopyBack(int place) {
+  Copy(place, "activation to the GPU",
+       [&] { return copies_->CopyToDevice(OnDevice(place), InRam(place)); });
 }
 
 // The storage gets the activation that was copied last.
@@ -77,7 +87,7 @@ absl::Status GpuActivations::TakeBack() {
   const int place = std::exchange(to_take_back_, -1);
   if (place < 0) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(storage_->Await(place));
-  Copy(place, [&] { return copies_->CopyToDevice(OnDevice(place), InRam(place)); });
+  CopyBack(place);
   return failure_;
 }
 
@@ -98,13 +108,14 @@ void GpuActivations::StartWrite(int place) {
     to_hand_over_ = place;
   }
   if (!failure_.ok()) return;
-  Copy(place, [&] { return copies_->CopyToHost(InRam(place), OnDevice(place)); });
+  Copy(place, "activation to RAM",
+       [&] { return copies_->CopyToHost(InRam(place), OnDevice(place)); });
 }
 
 void GpuActivations::StartRead(int place) {
   Begin(place);
   if (storage_ == nullptr) {
-    Copy(place, [&] { return copies_->CopyToDevice(OnDevice(place), InRam(place)); });
+    CopyBack(place);
     return;
   }
   failure_.Update(HandOver());

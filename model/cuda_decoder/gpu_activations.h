@@ -26,6 +26,7 @@ namespace forebay {
 struct GpuActivationsShape {
   int num_buffers = 0;           // on the GPU; as Chain::num_spilled_activations leaves them
   int num_spilled = 0;           // those at the first so many places do not wait there
+  int segment_layers = 1;        // the spilled one at place p is of layer p * segment_layers
   bool in_storage = false;       // they wait in one that SpillTo gives; else in RAM
   int64_t activation_bytes = 0;  // of one layer, all micro-batches
 
@@ -76,7 +77,8 @@ class GpuActivations final : public ActivationStorage {
   Transfer& TransferOf(int place) { return transfers_[place % shape_.num_buffers]; }
   void Begin(int place);
   template <typename Call>
-  void Copy(int place, const Call& copy);
+  void Copy(int place, const char* name, const Call& copy);
+  void CopyBack(int place);
   absl::Status HandOver();
   absl::Status TakeBack();
   absl::Status AwaitStorageBuffer(int place);

@@ -5,6 +5,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/trace.h"
+#include "forebay/device/stream_trace.h"
 
 namespace forebay {
 
@@ -48,7 +49,8 @@ absl::Status GradientSum::MakeSlots(MemoryBudget* budget, const Options& options
     FOREBAY_ASSIGN_OR_RETURN(slots_[i].has_landed, options.device->CreateEvent());
   }
   if (options.device == nullptr) return absl::OkStatus();
-  FOREBAY_ASSIGN_OR_RETURN(stream_, options.device->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(stream_,
+                           CreateTracedStream(options.device, "gradients to the sum of ranks"));
   return absl::OkStatus();
 }
 
@@ -147,6 +149,8 @@ absl::Status GradientSum::StartPiece(int64_t piece) {
 absl::Status GradientSum::Bring(std::span<const float> from, std::span<float> to) {
   if (from.empty()) return absl::OkStatus();
   if (gradient_.device != DeviceKind::kHost) {
+    const StreamScope scope(*stream_, "gradient", {.layer = layer_},
+                            static_cast<int64_t>(to.size_bytes()));
     return stream_->CopyToHost(std::as_writable_bytes(to), from.data());
   }
   std::ranges::copy(from, to.begin());

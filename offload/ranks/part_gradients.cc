@@ -8,6 +8,7 @@
 #include "forebay/base/trace.h"
 #include "forebay/collective/sum_cuda.h"
 #include "forebay/collective/sum_in_rank_order.h"
+#include "forebay/device/stream_trace.h"
 
 namespace forebay {
 namespace {
@@ -32,9 +33,9 @@ int64_t HostPartGradients::ChargedBytes(int64_t largest_elems) {
   return HostBuffer::ChargedBytes(largest_elems * kElemBytes);
 }
 
-absl::Status HostPartGradients::Add(std::span<const LayerGradient> of_parts) {
+absl::Status HostPartGradients::Add(int layer, std::span<const LayerGradient> of_parts) {
   constexpr int64_t kPieceElems = 1 << 14;
-  const TraceScope trace("add the gradients of parts");
+  const TraceScope trace("add the gradients of parts", {.layer = layer});
   const std::span<float> sum = buffer_.As<float>().first(of_parts.front().elems.size());
   const int64_t num_elems = std::ssize(sum);
   pool_->ParallelFor((num_elems + kPieceElems - 1) / kPieceElems, [&](int64_t piece) {
@@ -68,14 +69,14 @@ absl::StatusOr<std::unique_ptr<GpuPartGradients>> GpuPartGradients::Create(
   }
   FOREBAY_ASSIGN_OR_RETURN(made->is_complete_, first->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(made->is_taken_, first->CreateEvent());
-  FOREBAY_ASSIGN_OR_RETURN(made->sums_, first->CreateStream());
+  FOREBAY_ASSIGN_OR_RETURN(made->sums_, CreateTracedStream(first, "sums of gradients"));
   for (Device* const device : devices.subspan(1)) {
     Way& way = made->ways_.emplace_back();
     FOREBAY_ASSIGN_OR_RETURN(way.in_ram, HostBuffer::Create(budget, "gradients of the other GPUs",
                                                             bytes, {.device = device}));
     FOREBAY_ASSIGN_OR_RETURN(way.has_left, device->CreateEvent());
     FOREBAY_ASSIGN_OR_RETURN(way.has_come, first->CreateEvent());
-    FOREBAY_ASSIGN_OR_RETURN(way.stream, device->CreateStream());
+    FOREBAY_ASSIGN_OR_RETURN(way.stream, CreateTracedStream(device, "gradients to RAM"));
   }
   return made;
 }
@@ -96,30 +97,38 @@ int64_t GpuPartGradients::ChargedBytes(int num_devices, int64_t largest_elems) {
   return (num_devices - 1) * HostBuffer::ChargedBytes(largest_elems * kElemBytes);
 }
 
-absl::Status GpuPartGradients::Bring(const LayerGradient& gradient, Way& way, float* to) {
+absl::Status GpuPartGradients::Bring(int layer, const LayerGradient& gradient, Way& way,
+                                     float* to) {
   const auto size = gradient.elems.size_bytes();
   const std::span<std::byte> in_ram = way.in_ram.bytes().first(size);
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(way.stream->WaitFor(*gradient.ready));
   FOREBAY_RETURN_IF_ERROR(way.stream->WaitFor(*way.has_come));  // the one before, from RAM
-  FOREBAY_RETURN_IF_ERROR(way.stream->CopyToHost(in_ram, gradient.elems.data()));
+  {
+    const StreamScope scope(*way.stream, "gradient", {.layer = layer}, std::ssize(in_ram));
+    FOREBAY_RETURN_IF_ERROR(way.stream->CopyToHost(in_ram, gradient.elems.data()));
+  }
   FOREBAY_RETURN_IF_ERROR(way.stream->Record(*way.has_left));
   if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(way.stream->Record(*gradient.taken));
   FOREBAY_RETURN_IF_ERROR(sums_->WaitFor(*way.has_left));
-  FOREBAY_RETURN_IF_ERROR(sums_->CopyToDevice(to, in_ram));
+  {
+    const StreamScope scope(*sums_, "gradient of a part", {.layer = layer}, std::ssize(in_ram));
+    FOREBAY_RETURN_IF_ERROR(sums_->CopyToDevice(to, in_ram));
+  }
   return sums_->Record(*way.has_come);
 }
 
-absl::Status GpuPartGradients::AddTo(float* sum, const float* first, const float* second,
+absl::Status GpuPartGradients::AddTo(int layer, float* sum, const float* first, const float* second,
                                      int64_t num_elems) {
+  const StreamScope scope(*sums_, "add", {.layer = layer});
   const std::array<const float*, 2> addends = {first, second};
   return sums_->Launch([&](void* native_stream) {
     return SumInRankOrderCuda(addends, sum, num_elems, native_stream);
   });
 }
 
-absl::Status GpuPartGradients::Add(std::span<const LayerGradient> of_parts) {
+absl::Status GpuPartGradients::Add(int layer, std::span<const LayerGradient> of_parts) {
   FOREBAY_CHECK(of_parts.size() == ways_.size() + 1);
-  const TraceScope trace("add the gradients of parts (enqueue)");
+  const TraceScope trace("add the gradients of parts (enqueue)", {.layer = layer});
   const LayerGradient& own = of_parts.front();
   const int64_t num_elems = std::ssize(own.elems);
   auto* const sum = reinterpret_cast<float*>(buffers_.front().address());
@@ -128,12 +137,12 @@ absl::Status GpuPartGradients::Add(std::span<const LayerGradient> of_parts) {
   if (own.ready != nullptr) FOREBAY_RETURN_IF_ERROR(sums_->WaitFor(*own.ready));
   // The second part comes to where the sum will be, and the first is added to it: as adding it to
   // the first.
-  FOREBAY_RETURN_IF_ERROR(Bring(of_parts[1], ways_.front(), sum));
-  FOREBAY_RETURN_IF_ERROR(AddTo(sum, own.elems.data(), sum, num_elems));
+  FOREBAY_RETURN_IF_ERROR(Bring(layer, of_parts[1], ways_.front(), sum));
+  FOREBAY_RETURN_IF_ERROR(AddTo(layer, sum, own.elems.data(), sum, num_elems));
   if (own.taken != nullptr) FOREBAY_RETURN_IF_ERROR(sums_->Record(*own.taken));
   for (size_t part = 2; part < of_parts.size(); ++part) {
-    FOREBAY_RETURN_IF_ERROR(Bring(of_parts[part], ways_[part - 1], coming));
-    FOREBAY_RETURN_IF_ERROR(AddTo(sum, sum, coming, num_elems));
+    FOREBAY_RETURN_IF_ERROR(Bring(layer, of_parts[part], ways_[part - 1], coming));
+    FOREBAY_RETURN_IF_ERROR(AddTo(layer, sum, sum, coming, num_elems));
   }
   FOREBAY_RETURN_IF_ERROR(sums_->Record(*is_complete_));
   sum_ = {.elems = {sum, own.elems.size()},

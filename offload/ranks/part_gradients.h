@@ -21,9 +21,9 @@ namespace forebay {
 class PartGradients {
  public:
   virtual ~PartGradients() = default;
-  // [number of parts], each of whole layers of the same size. Where they are on devices, nothing is
+  // [number of parts], each of the whole `layer`. Where they are on devices, nothing is
   // waited for. EnvironmentError.
-  virtual absl::Status Add(std::span<const LayerGradient> of_parts) = 0;
+  virtual absl::Status Add(int layer, std::span<const LayerGradient> of_parts) = 0;
   // The sum that was made last.
   virtual LayerGradient Sum() = 0;
 };
@@ -37,7 +37,7 @@ class HostPartGradients final : public PartGradients {
                                                                    MemoryBudget* budget);
   static int64_t ChargedBytes(int64_t largest_elems);
 
-  absl::Status Add(std::span<const LayerGradient> of_parts) override;
+  absl::Status Add(int layer, std::span<const LayerGradient> of_parts) override;
   LayerGradient Sum() override { return sum_; }
 
  private:
@@ -62,7 +62,7 @@ class GpuPartGradients final : public PartGradients {
   static int64_t DeviceBytes(int num_devices, int64_t largest_elems);
   static int64_t ChargedBytes(int num_devices, int64_t largest_elems);
 
-  absl::Status Add(std::span<const LayerGradient> of_parts) override;
+  absl::Status Add(int layer, std::span<const LayerGradient> of_parts) override;
   LayerGradient Sum() override { return sum_; }
 
  private:
@@ -75,8 +75,9 @@ class GpuPartGradients final : public PartGradients {
   };
 
   GpuPartGradients() = default;
-  absl::Status Bring(const LayerGradient& gradient, Way& way, float* to);
-  absl::Status AddTo(float* sum, const float* first, const float* second, int64_t num_elems);
+  absl::Status Bring(int layer, const LayerGradient& gradient, Way& way, float* to);
+  absl::Status AddTo(int layer, float* sum, const float* first, const float* second,
+                     int64_t num_elems);
 
   // In this order: streams end before what they use.
   std::vector<DeviceAllocation> buffers_;  // the sum, and one that comes to be added

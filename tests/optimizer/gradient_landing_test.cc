@@ -81,7 +81,7 @@ class RoundingOnAGpu : public GradientLandingTest, public testing::WithParamInte
                                     .device = DeviceKind::kCuda,
                                     .ready = ready->get(),
                                     .taken = taken->get()};
-      ASSERT_TRUE((*landing)->Start(handed).ok());
+      ASSERT_TRUE((*landing)->Start(/*layer=*/0, handed).ok());
       if (i > 0) ExpectLands(**landing, gradients[i - 1]);
     }
     ExpectLands(**landing, gradients.back());
@@ -128,10 +128,10 @@ TEST_P(RoundingOnAGpu, KeepsWhatIsNoNumber) {
   ASSERT_TRUE(landing.ok() && memory.ok() && stream.ok());
   ASSERT_TRUE((*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
   ASSERT_TRUE((*stream)->Await().ok());
-  ASSERT_TRUE(
-      (*landing)
-          ->Start({.elems = {memory->As<float>(), gradient.size()}, .device = DeviceKind::kCuda})
-          .ok());
+  ASSERT_TRUE((*landing)
+                  ->Start(/*layer=*/0, {.elems = {memory->As<float>(), gradient.size()},
+                                        .device = DeviceKind::kCuda})
+                  .ok());
   const auto rounded = (*landing)->Land();
   ASSERT_TRUE(rounded.ok()) << rounded.status();
   std::vector<std::byte> expected(rounded->elems.size());

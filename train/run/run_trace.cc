@@ -24,6 +24,8 @@ void RunTrace::BeforeCounting(int64_t step) {
   if (recorder_ == nullptr || is_done_ || is_recording_ || step < steps_.first) return;
   is_recording_ = recorder_->Start();
   is_done_ = !is_recording_;
+  if (!is_recording_) return;
+  for (StreamTrace* const streams : streams_) streams->Start(recorder_.get());
 }
 
 void RunTrace::BeginStep() {
@@ -39,6 +41,7 @@ void RunTrace::EndStep(int64_t step, const StepCost& cost, const Inventory& inve
 
 void RunTrace::End(const Inventory& inventory, TrainObserver& observer) {
   if (!is_recording_) return;
+  for (StreamTrace* const streams : streams_) streams->Stop();
   recorder_->Stop();
   is_recording_ = false;
   is_done_ = true;

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "forebay/base/tensor_spec.h"
 #include "forebay/base/trace.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/options/train_observer.h"
 #include "forebay/train/run/run_report.h"
@@ -24,6 +26,8 @@ class RunTrace {
   // `path`: empty: records nothing. kTraceBytes (traced_steps.h) are charged by the caller.
   RunTrace(const std::string& path, StepRange steps, const TracedRank& rank = {});
 
+  // Their streams have rows too. They outlive the recording. Before it begins.
+  void AddStreams(std::vector<StreamTrace*> streams) { streams_ = std::move(streams); }
   // Before the counters are read from which on the bytes of `step` are counted.
   void BeforeCounting(int64_t step);
   void BeginStep();
@@ -44,6 +48,7 @@ class RunTrace {
   int64_t made_at_s_ = 0;  // by the clock of files
   std::unique_ptr<std::byte[]> memory_;
   std::unique_ptr<TraceRecorder> recorder_;  // nullptr: it records nothing
+  std::vector<StreamTrace*> streams_;        // by GPU
   bool is_recording_ = false;
   bool is_done_ = false;
   int64_t step_begin_ns_ = 0;

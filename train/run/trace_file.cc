@@ -155,7 +155,7 @@ class TraceWriter {
     const bool has_device = std::ranges::any_of(
         events, [](const Placed& placed) { return placed.row->group == kDevices; });
     if (has_device) {
-      WriteMetadata(kDevices, 0, "process_name", NameOfGroup("GPU, as the host sees it"));
+      WriteMetadata(kDevices, 0, "process_name", NameOfGroup("GPU"));
     }
     FindWindowActivities(events);
     for (size_t begin = 0, end = 0; begin < events.size(); begin = end) {
@@ -178,7 +178,9 @@ class TraceWriter {
   }
 
   Row RowOf(const TraceRecorder::Thread& thread, const TraceEvent& event) const {
-    if (event.row == TraceRow::kDevice) return {kDevices, "gradients"};
+    if (event.row == TraceRow::kDevice) {
+      return {kDevices, event.label < 0 ? "?" : recorder_.label(event.label)};
+    }
     if (event.row == TraceRow::kThread) {
       const std::string name = thread.name.data();
       if (name == kTrainingThread) return {kThreads, name};
@@ -258,7 +260,7 @@ class TraceWriter {
     if (!layer.empty()) add("layer", Quoted(layer));
     if (event.tile >= 0) add("tile", fmt::format("{}", event.tile));
     if (event.batch >= 0) add("micro_batch", fmt::format("{}", event.batch));
-    if (event.row == TraceRow::kDevice) add("bytes", fmt::format("{}", event.bytes));
+    if (event.bytes > 0) add("bytes", fmt::format("{}", event.bytes));
     WriteSpan(row.group, id, event.begin_ns, event.end_ns,
               event.name == nullptr ? NameOfActivity(event.activity, trains)
               : layer.empty()       ? std::string(event.name)

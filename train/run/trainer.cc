@@ -170,6 +170,7 @@ absl::Status TrainingRun::OpenSession() {
   session_options.before_writing = [this] { return BeforeWriting(); };
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            OpenRunSession(prepared_, std::move(session_options), observer_));
+  trace_.AddStreams(session_->compute().stream_traces());
   exports_ = std::make_unique<RunExports>(
       RunExports::Options{prepared_.model_directory, prepared_.paths.exports, options_.export_dtype,
                           options_.keep, prepared_.files,

@@ -54,7 +54,7 @@ absl::Status DividedCompute::AddBehind(int layer, size_t batch) {
     to_be_added_[part] = parts_[part]->GradientOf(layer);
   }
   added_layer_ = layer;
-  return gradients_->Add(to_be_added_);
+  return gradients_->Add(layer, to_be_added_);
 }
 
 LayerGradient DividedCompute::GradientOf(int layer) {

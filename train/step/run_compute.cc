@@ -101,6 +101,10 @@ class OnGpu final : public RunCompute {
             "its own, but {} is not as {}. Choose others with CUDA_VISIBLE_DEVICES",
             options.data_parallel, gpu->device->name(), made->gpus_.front()->device->name()));
       }
+      if (!options.trace.empty()) {
+        FOREBAY_ASSIGN_OR_RETURN(
+            gpu->trace, StreamTrace::Create(gpu->device.get(), NameInTrace(options, part)));
+      }
       FOREBAY_ASSIGN_OR_RETURN(
           gpu->compute, CreateCudaDecoder(config, made->options_, gpu->device.get(), &gpu->budget,
                                           budget, algorithms));
@@ -113,6 +117,13 @@ class OnGpu final : public RunCompute {
 
   Device* device() override { return gpus_.front()->device.get(); }
   MemoryBudget* device_budget() override { return &gpus_.front()->budget; }
+  std::vector<StreamTrace*> stream_traces() override {
+    std::vector<StreamTrace*> traces;
+    for (const std::unique_ptr<Gpu>& gpu : gpus_) {
+      if (gpu->trace != nullptr) traces.push_back(gpu->trace.get());
+    }
+    return traces;
+  }
   absl::Status Attach(LayerSession* layers) override {
     std::vector<Device*> devices;
     for (const std::unique_ptr<Gpu>& gpu : gpus_) {
@@ -144,6 +155,9 @@ class OnGpu final : public RunCompute {
   }
 
  private:
+  static std::string NameInTrace(const TrainOptions& options, int part) {
+    return options.data_parallel == 1 ? "GPU" : fmt::format("GPU {}", options.gpu_index + part);
+  }
   static std::string TextOf(const MatmulAlgorithms& algorithms) {
     return fmt::format(", cuBLASLt {} with algorithms {}", algorithms.library,
                        DigestOf(algorithms).substr(0, 8));
@@ -152,6 +166,7 @@ class OnGpu final : public RunCompute {
     explicit Gpu(int64_t budget_bytes) : budget(budget_bytes, "--gpu_mem") {}
     MemoryBudget budget;
     std::unique_ptr<Device> device;
+    std::unique_ptr<StreamTrace> trace;  // nullptr: none
     std::unique_ptr<CudaDecoder> compute;
   };
 

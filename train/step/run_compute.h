@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "forebay/base/process/parallel.h"
 #include "forebay/device/device.h"
 #include "forebay/device/matmul_algorithms.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder_config.h"
 #include "forebay/offload/layer_session.h"
@@ -40,6 +42,8 @@ class RunCompute {
   virtual ThreadPool* pool() { return nullptr; }
   virtual Device* device() { return nullptr; }
   virtual MemoryBudget* device_budget() { return nullptr; }
+  // Of all its GPUs, where --trace wants them.
+  virtual std::vector<StreamTrace*> stream_traces() { return {}; }
   // Once, before the calls below. OutOfMemoryError, EnvironmentError.
   virtual absl::Status Attach(LayerSession* layers) = 0;
   // Before the layer session ends: nothing is copied from or to its memory any more.

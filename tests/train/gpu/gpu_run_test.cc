@@ -1,14 +1,12 @@
 // Whole training runs on a GPU, beside each other and beside the CPU.
 #include <cmath>
 #include <fstream>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "forebay/base/errors.h"
 #include "forebay/base/json.h"
 #include "forebay/device/device.h"
-#include "forebay/model/decoder.h"
 #include "forebay/step/step_schedule.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/toy_run.h"
@@ -102,26 +100,6 @@ TEST_F(GpuRun, HasTheSameBitsWhereverStateLies) {
   options = OnGpu("other");
   options.seed = 10;
   EXPECT_NE(Trained(options), expected);
-}
-
-TEST_F(GpuRun, ATraceShowsWhatTheGpuWasGiven) {
-  TrainOptions options = OnGpu("run");
-  options.trace = folder_.Path("trace.json");
-  Trained(options);
-  const auto trace = ReadJsonFile(options.trace, int64_t{64} << 20);
-  ASSERT_TRUE(trace.ok()) << trace.status();
-  int64_t landed_bytes = 0;
-  std::set<std::string> copied;
-  for (const Json& event : (*trace)["traceEvents"]) {
-    const std::string name = event["name"];
-    if (name.starts_with("gradient lands")) landed_bytes += event["args"]["bytes"].get<int64_t>();
-    if (name.starts_with("copy weights to the GPU")) copied.insert(event["args"]["layer"]);
-  }
-  // In two steps, 2 B for each element.
-  const auto config = ReadDecoderConfig(options.model);
-  ASSERT_TRUE(config.ok()) << config.status();
-  EXPECT_EQ(landed_bytes, 2 * 2 * BuildInventory(*config).num_padded_elems());
-  EXPECT_EQ(copied.size(), 4u);
 }
 
 TEST_F(GpuRun, AnUpdateInTheBackwardPassHasTheSameBits) {

@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/device/emulation/counters.h"
 #include "forebay/device/emulation/options.h"
+#include "forebay/device/stream_trace.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/toy_run.h"
 #include "forebay/train/files/run_folder.h"
@@ -73,6 +75,35 @@ TEST_F(LostGpu, EndsARunThatGoesOnWithTheSameBits) {
     EXPECT_EQ(ResultOf(options.out).value(), expected);
   }
   EXPECT_GT(num_resumed, 3);
+}
+
+// The recording, which is over the GPU's work, ends with it.
+TEST_F(LostGpu, ATracedRunEndsAndGoesOnAsAnyOther) {
+  const auto traced = [&](const std::string& name) {
+    TrainOptions options = OnGpu(name);
+    options.trace = folder_.Path(name + ".json");
+    return options;
+  };
+  const int64_t first = CountersNow().num_calls;
+  ASSERT_TRUE(TrainToy(traced("whole")).ok());
+  // Beside those that make the trace's events, and end them.
+  constexpr int64_t kNumEvents = 2 * StreamTrace::kNumSlices;
+  const int64_t num_calls = CountersNow().num_calls - first - 2 * kNumEvents;
+  int num_traced = 0;
+  for (const int64_t twelfths : {5, 6, 7, 8}) {
+    SCOPED_TRACE(twelfths);
+    const TrainOptions options = traced("lost_" + std::to_string(twelfths));
+    LoseAfter(kNumEvents + twelfths * num_calls / 12);
+    const absl::Status status = TrainToy(options);
+    GiveBack();
+    ASSERT_EQ(ExitCodeOf(status), ExitCode::kEnvironment) << status;
+    num_traced += FileExists(options.trace) ? 1 : 0;
+    TrainOptions resumed = options;
+    resumed.trace.clear();
+    ASSERT_TRUE(TrainToyOn(resumed).ok());
+    EXPECT_EQ(ResultOf(options.out).value(), ResultOf(folder_.Path("whole")).value());
+  }
+  EXPECT_GT(num_traced, 0);
 }
 
 TEST_F(LostGpu, ARunGoesOnWithoutIt) {

@@ -2,7 +2,9 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "forebay/base/errors.h"
 #include "forebay/device/emulation/counters.h"
@@ -11,6 +13,7 @@
 #include "forebay/step/step_schedule.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/ranks/rank_runs.h"
+#include "forebay/tests/train/trace/trace_rows.h"
 #include "forebay/train/plan/plan.h"
 #include "forebay/train/start/agree_on_run.h"
 #include "gmock/gmock.h"
@@ -22,6 +25,7 @@ using emulation::CountersNow;
 using emulation::TheOptions;
 using testing::Each;
 using testing::HasSubstr;
+using testing::UnorderedElementsAre;
 
 class GpuDataParallel : public testing::Test {
  protected:
@@ -90,6 +94,42 @@ TEST_F(GpuDataParallel, TakesWhatIsPlanned) {
   options.out = folder_.Path("tight");
   options.gpu_mem_bytes = plan.gpu.bytes;
   EXPECT_EQ(Digest(options), expected);
+}
+
+TEST_F(GpuDataParallel, ATraceHasTheRowsOfEachGpuAndChangesNothing) {
+  TrainOptions options = Options("run", 3);
+  const std::string expected = Digest(options);
+  options.out = folder_.Path("traced");
+  options.trace = folder_.Path("trace.json");
+  EXPECT_EQ(Digest(options), expected);
+  const TraceRows rows = ReadTrace(options.trace);
+  EXPECT_EQ(rows.num_dropped, 0);
+  std::vector<std::string> gpu_rows;
+  for (const auto& [row, name] : rows.names) {
+    if (name.starts_with("GPU")) gpu_rows.push_back(name);
+  }
+  EXPECT_THAT(
+      gpu_rows,
+      UnorderedElementsAre("GPU 0: compute", "GPU 0: weights to the GPU",
+                           "GPU 0: sums of gradients", "GPU 0: gradients to RAM", "GPU 1: compute",
+                           "GPU 1: weights to the GPU", "GPU 1: gradients to RAM", "GPU 2: compute",
+                           "GPU 2: weights to the GPU", "GPU 2: gradients to RAM"));
+  const auto layers_of = [&](const std::string& row, const std::string& work) {
+    std::set<std::string> layers;
+    for (const Span& span : rows.Named(row)) {
+      if (span.name.starts_with(work)) layers.insert(span.args["layer"]);
+    }
+    return layers;
+  };
+  const std::set<std::string> forward = layers_of("GPU 0: compute", "forward");
+  const std::set<std::string> backward = layers_of("GPU 0: compute", "backward");
+  EXPECT_EQ(forward.size(), 3u);  // the embedding and two blocks
+  EXPECT_EQ(backward, forward);
+  for (const std::string gpu : {"GPU 1", "GPU 2"}) {
+    EXPECT_EQ(layers_of(gpu + ": compute", "forward"), forward);
+    EXPECT_EQ(layers_of(gpu + ": compute", "backward"), backward);
+    EXPECT_EQ(layers_of(gpu + ": gradients to RAM", "gradient").size(), 4u);
+  }
 }
 
 class DeepGpuDataParallel : public GpuDataParallel {

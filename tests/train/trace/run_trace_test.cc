@@ -1,6 +1,5 @@
 // The trace of a run, held against what metrics.jsonl says of the same steps.
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <map>
 #include <set>
@@ -13,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/fault_suite.h"
+#include "forebay/tests/train/trace/trace_rows.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/run/trace_file.h"
@@ -24,50 +24,6 @@ namespace {
 using testing::HasSubstr;
 using testing::IsSupersetOf;
 using testing::StartsWith;
-
-struct Span {
-  std::string name;
-  int64_t begin_ns = 0;
-  int64_t end_ns = 0;
-  Json args;
-  int64_t length_ns() const { return end_ns - begin_ns; }
-};
-
-struct TraceRows {
-  std::map<std::pair<int, int>, std::vector<Span>> spans;  // by pid and tid
-  std::map<std::pair<int, int>, std::string> names;
-  int64_t num_dropped = -1;
-
-  std::vector<Span> Named(const std::string& name) const {
-    std::vector<Span> all;
-    for (const auto& [row, its] : spans) {
-      if (names.at(row).starts_with(name)) all.insert(all.end(), its.begin(), its.end());
-    }
-    return all;
-  }
-};
-
-int64_t Ns(const Json& micros) {
-  return std::llround(micros.get<double>() * 1e3);
-}
-
-TraceRows ReadTrace(const std::string& path) {
-  TraceRows rows;
-  const auto json = ReadJsonFile(path, int64_t{64} << 20);
-  EXPECT_TRUE(json.ok()) << json.status();
-  if (!json.ok()) return rows;
-  rows.num_dropped = (*json)["otherData"]["events_dropped"].get<int64_t>();
-  for (const Json& event : (*json)["traceEvents"]) {
-    const std::pair row(event["pid"].get<int>(), event["tid"].get<int>());
-    if (event["ph"] == "X") {
-      const int64_t begin = Ns(event["ts"]);
-      rows.spans[row].push_back({event["name"], begin, begin + Ns(event["dur"]), event["args"]});
-    } else if (event["name"] == "thread_name") {
-      rows.names[row] = event["args"]["name"];
-    }
-  }
-  return rows;
-}
 
 std::map<int64_t, Json> MetricsOf(const std::string& out) {
   std::map<int64_t, Json> lines;
