@@ -17,9 +17,21 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// What a process may have of 64 GB and 24 GB is less; speeds are what is reached, not what is
+// What a process may have of 64 GB or 24 GB is less; speeds are what is reached, not what is
 // printed on the box.
 const Machine kPresets[] = {
+    {.name = "4060-32g",
+     .ram_bytes = 29 * kGiB,
+     .num_cores = 8,
+     .memory_bytes_per_s = 45e9,
+     .gpu_name = "GeForce RTX 4060",
+     .gpu_memory_bytes = 15 * kGiB / 2,
+     .gpu_matmul_flops_per_s = 27e12,
+     .bus_bytes_per_s = 12.5e9,
+     .disk_read_bytes_per_s = 5e9,
+     .disk_write_bytes_per_s = 4e9,
+     .disk_free_bytes = 900'000'000'000,
+     .disk_rated_tbw = 600},
     {.name = "4090-64g",
      .ram_bytes = 58 * kGiB,
      .num_cores = 16,

@@ -7,6 +7,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/optimizer/device_state.h"
 #include "forebay/tests/train/plan/planned_models.h"
+#include "forebay/train/plan/machine.h"
 #include "forebay/train/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -247,6 +248,24 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
 
   model.tied_embeddings = true;  // those of blocks are made while the embedding's are
   EXPECT_FALSE(LeastPlan(model, OnGpu()).gpu.shares_gradients);
+}
+
+TEST(GpuPlan, EightBillionParametersWithALargeVocabularyFitACardOf8Gb) {
+  DecoderConfig model = Llama13B();  // of Llama-3 8B's shape
+  model.hidden_size = 4096;
+  model.intermediate_size = 14336;
+  model.num_layers = 32;
+  model.num_heads = 32;
+  model.num_kv_heads = 8;
+  model.vocab_size = 128256;
+  TrainOptions options = OnGpu();
+  options.batch = 2;
+  options.accum = 8;
+  const MachineLimits limits = LimitsOf(*ReadMachine("4060-32g"), options);
+  const auto plan = MakePlan(model, options, limits);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_LE(plan->gpu.bytes, plan->gpu.budget_bytes);
+  EXPECT_EQ(plan->forecast.has_value(), true);
 }
 
 TEST(GpuPlan, TooLittleMemoryIsRefusedWithTheLeastThatIsEnough) {
