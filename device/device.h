@@ -120,7 +120,7 @@ class Stream {
   // the stream's device is the current one. Its error, or one of selecting the device.
   virtual absl::Status Launch(absl::FunctionRef<absl::Status(void* native_stream)> launch) = 0;
 
-  // Where a trace shows what it does; nullptr: nowhere.
+  // The row of a trace that shows its work; nullptr: none does.
   StreamRow* row() const { return row_; }
   void SetRow(StreamRow* row) { row_ = row; }
 

@@ -83,7 +83,7 @@ StreamTrace::Slice* StreamTrace::Take() {
   return &slice;
 }
 
-// Where the device has failed, it is left out. Requires: the lock, or that nothing is recorded.
+// Leaves it out where the device has failed. Requires: the lock, or that nothing is recorded.
 void StreamTrace::Give(Slice& slice) {
   slice.state = Slice::State::kFree;
   const absl::StatusOr<double> begin_s = slice.begin->SecondsSince(*anchor_);

@@ -94,7 +94,7 @@ class StreamTrace {
 // A stream that has a row where the device's streams are traced.
 absl::StatusOr<std::unique_ptr<Stream>> CreateTracedStream(Device* device, std::string_view name);
 
-// What `stream` is given until the end of the scope. Put it behind what the stream waits for, and
+// One slice: the work that `stream` gets in the scope. Put it behind what the stream waits for, and
 // it begins when the work does.
 class StreamScope {
  public:

@@ -247,7 +247,7 @@ absl::Status LayerSession::FinishUpdates() {
   const auto tell = [&] {
     if (!options_.on_saving || bytes == 0) return;
     const int64_t written = store_->engine().stats().write_bytes - written_before;
-    // Of what was under way before, a part is in `bytes` alone.
+    // Bytes that were under way before are in part in `bytes` alone.
     options_.on_saving(std::min(1.0, static_cast<double>(written) / static_cast<double>(bytes)));
   };
   tell();

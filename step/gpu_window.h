@@ -27,7 +27,7 @@
 
 namespace forebay {
 
-// Where layers lie on each device.
+// The places of layers on each device.
 struct GpuPlaces {
   std::vector<int64_t> place_bytes;  // from the smallest to the largest
   std::vector<int64_t> layer_bytes;  // of the weights of each layer; empty: of all a place's
@@ -37,7 +37,7 @@ struct GpuPlaces {
     return layer_bytes.empty() ? place_bytes.back() : layer_bytes[static_cast<size_t>(layer)];
   }
 };
-// Of a model whose layers follow one another, of which the first and the last may be larger than
+// For a model whose layers follow one another, of which the first and the last may be larger than
 // the others and are never needed at one time: room for two of the others, and for any one.
 GpuPlaces PlacesOfChain(const Inventory& inventory, DType dtype);
 

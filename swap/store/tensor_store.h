@@ -219,7 +219,7 @@ class TensorStore {
   // Whether no tile was written since the last commit: then the other slot still holds the commit
   // before, where there was one.
   bool NothingIsWritten() const;
-  // Of the tiles that are not written since then, weights and state.
+  // Weights and state of the tiles that are not written since then.
   int64_t UnwrittenBytes() const;
 
   // Asynchronous transfers of one tile; `op` is prepared and submitted, the caller waits with

@@ -226,7 +226,7 @@ TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {
   EXPECT_EQ(run.num_repeated(), 4);
 }
 
-// What a commit has to write is what lies in RAM, or what the updates that it applies write.
+// A commit has to write what lies in RAM, or what the updates that it applies write.
 TEST(LayerSession, TellsHowFarACommitIs) {
   for (const bool is_tight : {false, true}) {
     ModuleSettings settings = SmallSettings();

@@ -204,7 +204,7 @@ TEST_F(GradientLandingTest, AStepThatIsAbandonedAmongPartsLeavesNothingOnItsWay)
   InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   const Inventory& inventory = run->store().inventory();
   ASSERT_TRUE(run->Hand(3, 7).ok());
-  // Of the last tensor's padding, which ends the layer: parts before it are taken.
+  // The last tensor's padding ends the layer: parts before it are taken.
   std::vector<float> gradient = GradientOf(inventory, 2, 7);
   gradient.back() = 1;
   const absl::Status handed = run->HandOver(2, gradient);

@@ -206,7 +206,7 @@ GpuPlaces PlacesOfAChainWithLargeEnds() {
     inventory.Add("tensor", {(is_end ? kBytes : kSmall) / 4}, 0, /*decay=*/true);
   }
   GpuPlaces places = PlacesOfChain(inventory, DType::kF32);
-  // Of the layers' padding nothing is lent here.
+  // Layers are lent without their padding here.
   places.layer_bytes.assign(kLayers, kSmall);
   places.layer_bytes.front() = places.layer_bytes.back() = kBytes;
   return places;

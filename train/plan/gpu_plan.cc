@@ -23,7 +23,7 @@ int64_t LargestLayerElems(const Inventory& inventory) {
   return largest;
 }
 
-// Of a gradient that comes from the GPU, at one time.
+// The elements of a gradient that come from the GPU at one time.
 int64_t LandingElems(const Inventory& inventory) {
   std::vector<int64_t> layer_elems;
   for (const LayerSpec& layer : inventory.layers()) layer_elems.push_back(layer.num_elems);

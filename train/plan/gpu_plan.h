@@ -20,8 +20,8 @@ namespace forebay {
 // PlanTerm::shrink_with of terms that grow with the tokens of a step.
 inline constexpr char kTokensShrinkWith[] = "--batch, --seq or --accum";
 
-// Where weights lie there at one time: those of the two leases of a pass (the tied output layer),
-// and those of one layer that is copied ahead.
+// The places of weights there: for the two leases of a pass (the tied output layer), and for one
+// layer that is copied ahead.
 GpuPlaces GpuPlacesOf(const TrainOptions& options, const Inventory& inventory);
 // `plan`: says which activations are where.
 CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPlan& plan);

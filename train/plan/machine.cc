@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 
-// What a process may have of 64 GB or 24 GB is less; speeds are what is reached, not what is
+// A process may have less than all of 64 GB or 24 GB; speeds are what is reached, not what is
 // printed on the box.
 const Machine kPresets[] = {
     {.name = "4060-32g",

@@ -15,7 +15,7 @@ struct InspectOptions {
   bool tensors = false;  // one entry per tensor
   bool verify = false;   // every byte of a run, or of an exported model, against its checksums
   bool repair = false;   // verify, and TensorStore::Repair
-  // Of "hashing" and "verifying", also where that is for a repair. May be empty.
+  // Told of "hashing" and "verifying", also where that is for a repair. May be empty.
   std::function<void(const char* what, int64_t done, int64_t all)> progress;
 };
 

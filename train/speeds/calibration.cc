@@ -48,7 +48,7 @@ Json KeyOf(std::string_view what, int num_threads) {
           {"cpu", CpuName()}, {"cores", NumUsableCores()},  {"threads", num_threads}};
 }
 
-// What the speed of a block depends on, on whatever device.
+// All that the speed of a block depends on, on any device.
 void AddBlock(const DecoderConfig& model, const MeasuredTokens& tokens, Json& key) {
   key["tokens"] = {tokens.rows, tokens.seq};
   key["model"] = {model.architecture, model.hidden_size, model.intermediate_size, model.num_heads,

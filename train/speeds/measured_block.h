@@ -1,4 +1,5 @@
-// What speeds of computing are measured with: one block of the model, tokens and random weights.
+// The work by which speeds of computing are measured: one block of the model, tokens and random
+// weights.
 #pragma once
 
 #include <cstddef>

@@ -42,7 +42,7 @@ class RunCompute {
   virtual ThreadPool* pool() { return nullptr; }
   virtual Device* device() { return nullptr; }
   virtual MemoryBudget* device_budget() { return nullptr; }
-  // Of all its GPUs, where --trace wants them.
+  // Those of all its GPUs, where --trace wants them.
   virtual std::vector<StreamTrace*> stream_traces() { return {}; }
   // Once, before the calls below. OutOfMemoryError, EnvironmentError.
   virtual absl::Status Attach(LayerSession* layers) = 0;

@@ -165,7 +165,7 @@ def test_what_is_drawn_stays_inside_its_budget(forebay, tmp_path, number):
     assert not (tmp_path / "run").exists()
 
     budget = least + rng.choice([0, 0, PAGE, 3 * MIB, 40 * MIB])
-    # What was enough to begin is enough to go on.
+    # Memory that was enough to begin is enough to go on.
     for more, expected in [(["--stop_after=1"], 75), (["--resume"], 0)] if rng.random() < 0.5 else [([], 0)]:
         code, peak, errors = start([*train, f"--ram={budget}", *more], budget)
         print(f"least {least / MIB:.2f} MiB, given {budget / MIB:.2f} MiB, peak {peak / MIB:.2f} MiB {more}")

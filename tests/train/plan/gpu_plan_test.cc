@@ -238,8 +238,8 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
   ASSERT_TRUE(roomy.ok()) << roomy.status();
   EXPECT_FALSE(roomy->gpu.shares_gradients);
   EXPECT_EQ(BytesOf(roomy->gpu, "gradients of layers (fp32)"), 4 * (head + block));
-  // Of what is far larger than a block there is one place for weights, and none for what comes to
-  // RAM.
+  // A layer that is far larger than a block has one place for weights, and none for gradients that
+  // come to RAM.
   EXPECT_EQ(BytesOf(roomy->gpu, "weights of 3 layers"), 2 * (head + 2 * block));
   EXPECT_LT(BytesOf(roomy->gpu, "rounded gradient of a layer"), 2 * block + block / 32);
   const Plan least = LeastPlan(model, OnGpu());

@@ -1,4 +1,4 @@
-// What a plan looks like.
+// The text of plans.
 #include <string>
 
 #include "forebay/base/format.h"
