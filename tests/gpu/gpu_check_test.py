@@ -92,6 +92,7 @@ class OnAnEmulatedGpu(GpuCheck, unittest.TestCase):
         self.assertTrue(all(row["ms"] > 0 and row["share_of_roof"] > 0 for row in operators), operators)
         self.assertGreater(report["operators"]["copies"]["share_of_raw"], 0)
         self.assertGreater(report["train"]["tokens_per_s"], 0)
+        self.assertGreater(report["train"]["forecast_s"], 0)
         self.assertEqual(len(report["train"]["losses"]), 4)
         self.assertIn("emulated GPU", page)
         self.assertIn("tokens/s", page)
