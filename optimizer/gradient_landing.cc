@@ -52,7 +52,6 @@ absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& g
   const int64_t num_elems = std::min(std::ssize(gradient.elems) - first_elem, part_elems_);
   FOREBAY_CHECK(num_elems > 0 && num_elems % kNormBlockElems == 0);
   FOREBAY_CHECK(num_started_ - num_landed_ < std::ssize(places_));
-  const int64_t end_elem = first_elem + num_elems;
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
   const StreamScope scope(*stream_, "gradient", {.layer = layer}, num_elems * SizeOf(dtype_));
   std::byte* const rounded = on_device_.address();
@@ -61,9 +60,8 @@ absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& g
     return RoundGradientCuda(gradient.elems.data() + first_elem, num_elems, dtype_, rounded,
                              squares, native_stream);
   }));
-  if (gradient.taken != nullptr && end_elem == std::ssize(gradient.elems)) {
-    FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
-  }
+  // Behind each part: an error may keep the others from coming.
+  if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
   Place& place = PlaceOf(num_started_);
   place.first_elem = first_elem;
   place.num_elems = num_elems;
@@ -73,7 +71,7 @@ absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& g
       to.subspan(SquaresOffset(), num_elems / kNormBlockElems * sizeof(double)), squares));
   FOREBAY_RETURN_IF_ERROR(stream_->Record(*place.has_landed));
   ++num_started_;
-  return end_elem;
+  return first_elem + num_elems;
 }
 
 absl::StatusOr<RoundedGradient> GradientLanding::Land() {

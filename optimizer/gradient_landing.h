@@ -38,8 +38,8 @@ class GradientLanding {
   static int64_t ChargedBytes(DType dtype, int64_t part_elems);
 
   // Begins to bring the elements of the gradient of `layer` from `first_elem` on, as many as a part
-  // has or the rest. Its memory is borrowed until gradient.taken is reached, which is recorded with
-  // the rest. At most two are on their way at one time. Returns where the next begins.
+  // has or the rest. Its memory is borrowed until gradient.taken is reached, which is recorded
+  // behind each part. At most two are on their way at one time. Returns where the next begins.
   // EnvironmentError.
   absl::StatusOr<int64_t> Start(int layer, const LayerGradient& gradient, int64_t first_elem = 0);
   // Waits for the one that was started first. In RAM until the second Start from here.
