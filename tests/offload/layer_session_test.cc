@@ -226,6 +226,13 @@ TEST(LayerSession, SpeculatesWhereGradientsDoNotFit) {
   EXPECT_EQ(run.num_repeated(), 4);
 }
 
+// `fractions` outlives the run's sessions.
+void TellSaving(ModuleRun& run, std::vector<double>& fractions) {
+  run.ChangeOptions([&](LayerSessionOptions& options) {
+    options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
+  });
+}
+
 // A commit has to write what lies in RAM, or what the updates that it applies write.
 TEST(LayerSession, TellsHowFarACommitIs) {
   for (const bool is_tight : {false, true}) {
@@ -234,9 +241,7 @@ TEST(LayerSession, TellsHowFarACommitIs) {
     const TemporaryFolder folder;
     ModuleRun run(folder.path(), settings);
     std::vector<double> fractions;
-    run.ChangeOptions([&](LayerSessionOptions& options) {
-      options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
-    });
+    TellSaving(run, fractions);
     ASSERT_EQ(run.Open(), absl::OkStatus());
     ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
     fractions.clear();
@@ -254,9 +259,7 @@ TEST(LayerSession, TellsHowFarTheUpdateOfKeptGradientsIs) {
   const TemporaryFolder folder;
   ModuleRun run(folder.path(), settings);
   std::vector<double> fractions;
-  run.ChangeOptions([&](LayerSessionOptions& options) {
-    options.on_saving = [&](double fraction) { fractions.push_back(fraction); };
-  });
+  TellSaving(run, fractions);
   ASSERT_EQ(run.Open(), absl::OkStatus());
   ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
   fractions.clear();

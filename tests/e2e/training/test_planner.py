@@ -79,6 +79,15 @@ def test_rows_have_the_speeds_of_the_run_as_given(forebay, task):
     assert len(rows) > 5 and all(row["step_s"] > 0 for row in rows)
 
 
+def test_for_a_gpu_that_is_not_here_the_plan_says_how_it_gets_a_forecast(forebay, task, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings = dict({key: value for key, value in task.items() if key != "data"}, device="cuda", gpu_mem="8GiB")
+    for what_if in ([], ["--what_if"]):
+        printed = forebay.run("plan", *what_if, **settings).stdout
+        assert "this machine has no GPU to measure; --machine says" in printed and "--measure" not in printed
+    assert forebay.run("plan", "--measure", check=False, **settings).returncode == 9
+
+
 def test_speeds_are_measured_once_and_kept_for_plans_and_runs(forebay, task, tmp_path):
     assert planned(forebay, task)["forecast"] is None
     measured = planned(forebay, task, "--measure")["forecast"]
