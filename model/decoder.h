@@ -40,6 +40,12 @@ struct SavedOfBlock {
 // In proportion to `tokens`.
 int64_t SavedBytes(const DecoderConfig& config, Recompute recompute, int64_t tokens);
 
+// What the gradient of the output projection is made of, of one micro-batch.
+struct ProjectionInputs {
+  std::span<float> normed;       // [tokens, hidden]: its input
+  std::span<float> log_sum_exp;  // [tokens]: of the logits
+};
+
 // By sequence; one may be empty.
 using TokensOfSequences = std::span<const std::span<const int32_t>>;
 
@@ -114,7 +120,22 @@ class Decoder {
                                   const MicroBatch& batch, std::span<const float> x, double scale,
                                   std::span<float> dx, std::span<float> head_gradient,
                                   std::span<float> embed_gradient);
+  // The same without the gradient of the projection, whose `inputs` are written. `small_gradient`:
+  // of the head's layer from LayerSpec::small_begin on.
+  cpu::LossResult LossAndInputGradient(const LayerWeights& head, const LayerWeights& embed,
+                                       const MicroBatch& batch, std::span<const float> x,
+                                       double scale, std::span<float> dx,
+                                       std::span<float> small_gradient,
+                                       const ProjectionInputs& inputs);
+  // `gradient` [rows, hidden] of the projection from `first_row` on (cpu::ProjectionGradient) is
+  // added to.
+  void AddProjectionGradient(const LayerWeights& head, const LayerWeights& embed,
+                             const MicroBatch& batch, const ProjectionInputs& inputs, double scale,
+                             int64_t first_row, std::span<float> gradient);
   void BackwardEmbed(const MicroBatch& batch, std::span<const float> dx, std::span<float> gradient);
+  // The same of some rows, `gradient` [rows, hidden], of the table of tokens, from `first_row` on.
+  void BackwardEmbedRows(const MicroBatch& batch, std::span<const float> dx, int64_t first_row,
+                         std::span<float> gradient);
 
   // Generation: appends `tokens` to the cached sequences, and writes to `logits` [caches, vocab]
   // what follows the last of each; without new tokens a row is left as it is. Runs max_tokens of

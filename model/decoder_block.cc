@@ -52,16 +52,19 @@ void Decoder::Impl::Normalize(const NormTensors& norm, const LayerWeights& weigh
 void Decoder::Impl::NormalizeBackward(const NormTensors& norm, const LayerWeights& weights,
                                       const float* x, const NormStatistics& statistics,
                                       const float* dy, int64_t rows, int64_t width, float* dx,
-                                      bool accumulate, std::span<float> gradient) {
+                                      bool accumulate, std::span<float> gradient,
+                                      int64_t first_elem) {
   const void* const weight = ElementOf(weights, norm.weight);
-  float* const dweight = ElementOf(gradient, norm.weight);
+  const auto place_of = [&](int64_t elem) {
+    return elem == kAbsent ? nullptr : ElementOf(gradient, elem - first_elem);
+  };
+  float* const dweight = place_of(norm.weight);
   if (statistics.mean == nullptr) {
     cpu::RmsNormBackward(context, x, weight, weights.dtype, statistics.inverse, dy, rows, width, dx,
                          accumulate, dweight);
   } else {
     cpu::LayerNormBackward(context, x, weight, weights.dtype, statistics.mean, statistics.inverse,
-                           dy, rows, width, dx, accumulate, dweight,
-                           ElementOf(gradient, norm.bias));
+                           dy, rows, width, dx, accumulate, dweight, place_of(norm.bias));
   }
 }
 

@@ -7,6 +7,8 @@
 #include "forebay/base/bfloat16.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/round_up.h"
+#include "forebay/base/trace.h"
 #include "forebay/model/cpu/kernels.h"
 
 namespace forebay {
@@ -22,22 +24,48 @@ void ForPieces(ThreadPool& pool, int64_t count, const Work& work) {
   });
 }
 
+int64_t SmallElemsOfHead(const DecoderConfig& config, const Inventory& inventory) {
+  const LayerSpec& head = inventory.layers()[HeadLayer(config)];
+  return head.num_elems - head.small_begin;
+}
+
+// With the padding behind the table's last row.
+int64_t MostElemsOfPart(const DecoderConfig& config) {
+  return RoundUp(cpu::kProjectionPartRows * config.hidden_size, kLayerAlignElems);
+}
+
 }  // namespace
+
+bool MayCutVocabulary(const DecoderConfig& config) {
+  return cpu::MayCutProjection(config.vocab_size) && config.positions == PositionKind::kRope;
+}
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
                                 int64_t tokens, const BlockRecompute& recompute,
                                 DType activations) {
   const auto elems = [&](int layer) { return inventory.layers()[layer].num_elems; };
   const int64_t embedding = elems(EmbedLayer());
-  int64_t layer = std::max(elems(HeadLayer(config)), config.tied_embeddings ? 0 : embedding);
+  const bool in_parts = recompute.vocabulary_in_parts;
+  int64_t layer = in_parts
+                      ? MostElemsOfPart(config)
+                      : std::max(elems(HeadLayer(config)), config.tied_embeddings ? 0 : embedding);
   for (int i = 0; i < config.num_layers; ++i) layer = std::max(layer, elems(BlockLayer(i)));
   int64_t saved_bytes = 0;
   for (int i = 0; i < config.num_layers; ++i) {
     saved_bytes += SavedBytes(config, recompute.Of(i), tokens);
   }
   const int num_activations = NumActivationBuffers(ChainOf(config, recompute));
-  return {num_activations * ForwardBytes(config, tokens, activations), ForwardBytes(config, tokens),
-          layer * 4, config.tied_embeddings ? embedding * 4 : 0, saved_bytes};
+  const bool is_apart = config.tied_embeddings && !in_parts;
+  return {
+      .checkpoint_bytes = num_activations * ForwardBytes(config, tokens, activations),
+      .activation_gradient_bytes = ForwardBytes(config, tokens),
+      .layer_gradient_bytes = layer * 4,
+      .embedding_gradient_bytes = is_apart ? embedding * 4 : 0,
+      .saved_bytes = saved_bytes,
+      .projection_input_bytes = in_parts ? ForwardBytes(config, tokens) +
+                                               4 * (tokens + SmallElemsOfHead(config, inventory))
+                                         : 0,
+  };
 }
 
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
@@ -46,6 +74,7 @@ Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute) {
     chain.num_saving += recompute.Of(i) == Recompute::kAll ? 0 : 1;
   }
   chain.segment_layers = recompute.segment_blocks;
+  chain.ends_in_parts = recompute.vocabulary_in_parts;
   return chain;
 }
 
@@ -90,6 +119,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
     FOREBAY_ASSIGN_OR_RETURN(
         compute->embedding_gradient_,
         HostBuffer::Create(budget, kEmbeddingGradientPurpose, memory.embedding_gradient_bytes));
+  }
+  if (memory.projection_input_bytes > 0) {
+    FOREBAY_CHECK(MayCutVocabulary(decoder->config()));
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute->projection_inputs_,
+        HostBuffer::Create(budget, kProjectionInputPurpose, memory.projection_input_bytes));
+    compute->most_projected_tokens_ = tokens;
   }
   if (memory.saved_bytes == 0) return compute;
   FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
@@ -241,7 +277,34 @@ absl::Status DecoderCompute::Loss(int layer, const HeldWeights& weights, size_t 
   return absl::OkStatus();
 }
 
+ProjectionInputs DecoderCompute::ProjectionInputsOf(size_t batch) const {
+  const std::span<float> all = projection_inputs_.As<float>();
+  const auto first = static_cast<size_t>(first_token_[batch]);
+  const size_t tokens = batches_[batch].tokens.size();
+  const auto hidden = static_cast<size_t>(config_.hidden_size);
+  const auto most = static_cast<size_t>(most_projected_tokens_);
+  FOREBAY_CHECK(first + tokens <= most);
+  return {.normed = all.subspan(first * hidden, tokens * hidden),
+          .log_sum_exp = all.subspan(most * hidden + first, tokens)};
+}
+
+std::span<float> DecoderCompute::SmallGradientOfHead() const {
+  const auto elems = static_cast<size_t>(SmallElemsOfHead(config_, decoder_->inventory()));
+  const auto begin = static_cast<size_t>(most_projected_tokens_ * (config_.hidden_size + 1));
+  return projection_inputs_.As<float>().subspan(begin, elems);
+}
+
 absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weights, size_t batch) {
+  if (vocabulary_in_parts()) {
+    if (batch == 0) std::ranges::fill(SmallGradientOfHead(), 0.0f);
+    loss_sums_[batch] =
+        decoder_
+            ->LossAndInputGradient(weights.Of(layer), EmbedFor(weights), batches_[batch],
+                                   Wide(slot_, batch), gradient_scale_, ActivationGradient(batch),
+                                   SmallGradientOfHead(), ProjectionInputsOf(batch))
+            .loss_sum;
+    return absl::OkStatus();
+  }
   if (batch == 0) {
     ZeroedGradient(layer);
     if (config_.tied_embeddings) ZeroedGradient(EmbedLayer());
@@ -263,6 +326,7 @@ absl::Status DecoderCompute::Recompute(int layer, const HeldWeights& weights, si
 }
 
 absl::Status DecoderCompute::Backward(int layer, const HeldWeights& weights, size_t batch) {
+  if (layer == EmbedLayer() && vocabulary_in_parts()) return absl::OkStatus();
   if (layer == EmbedLayer()) {
     // The tied embedding's gradients hold already what the output projection gave them.
     if (batch == 0 && !config_.tied_embeddings) ZeroedGradient(layer);
@@ -291,6 +355,38 @@ void DecoderCompute::Keep(int layer) {
 void DecoderCompute::Drop(int layer) {
   FOREBAY_CHECK(kept_in_slot_[layer] >= 0);
   kept_in_slot_[layer] = -1;
+}
+
+std::optional<LayerGradient> DecoderCompute::MakePart(int layer, const HeldWeights& weights,
+                                                      int64_t first_elem) {
+  const bool is_embedding = layer == EmbedLayer();
+  if (!vocabulary_in_parts() || (!is_embedding && layer != HeadLayer(config_))) return std::nullopt;
+  const TraceScope trace("gradient in parts", {.layer = layer});
+  const LayerSpec& spec = decoder_->inventory().layers()[layer];
+  if (first_elem == spec.num_elems) return std::nullopt;
+  if (first_elem == spec.small_begin) {
+    FOREBAY_CHECK(!is_embedding);
+    return LayerGradient{.elems = SmallGradientOfHead(), .first_elem = first_elem};
+  }
+  // Rows of the one table, which begins the layer.
+  const int64_t hidden = config_.hidden_size;
+  const int64_t first_row = first_elem / hidden;
+  const int64_t num_rows = std::min(cpu::kProjectionPartRows, config_.vocab_size - first_row);
+  const bool is_last = first_row + num_rows == config_.vocab_size;
+  const int64_t end_elem = is_last ? spec.small_begin : first_elem + num_rows * hidden;
+  const std::span<float> part = layer_gradient_.As<float>().first(end_elem - first_elem);
+  std::ranges::fill(part, 0.0f);
+  const std::span<float> rows = part.first(num_rows * hidden);
+  for (size_t batch = 0; batch < batches_.size(); ++batch) {
+    if (is_embedding && !config_.tied_embeddings) break;
+    const LayerWeights head = is_embedding ? LayerWeights() : weights.Of(layer);
+    decoder_->AddProjectionGradient(head, EmbedFor(weights), batches_[batch],
+                                    ProjectionInputsOf(batch), gradient_scale_, first_row, rows);
+  }
+  for (size_t batch = 0; is_embedding && batch < batches_.size(); ++batch) {
+    decoder_->BackwardEmbedRows(batches_[batch], ActivationGradient(batch), first_row, rows);
+  }
+  return LayerGradient{.elems = part, .first_elem = first_elem};
 }
 
 LayerGradient DecoderCompute::GradientOf(int layer) {

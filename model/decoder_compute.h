@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct DecoderStepMemory {
   int64_t layer_gradient_bytes = 0;
   int64_t embedding_gradient_bytes = 0;  // fp32, when embeddings are tied; else 0
   int64_t saved_bytes = 0;               // what blocks save, of all micro-batches
+  // With BlockRecompute::vocabulary_in_parts, of all micro-batches; else 0.
+  int64_t projection_input_bytes = 0;
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
 // their dtype between layers.
@@ -41,11 +44,16 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
 }
 
-// Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, and of WideActivationBytes.
+// Whether BlockRecompute::vocabulary_in_parts is for the model.
+bool MayCutVocabulary(const DecoderConfig& config);
+
+// Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, of WideActivationBytes, and of
+// `projection_input_bytes`.
 inline constexpr char kLayerGradientPurpose[] = "gradient of one layer (fp32)";
 inline constexpr char kEmbeddingGradientPurpose[] = "gradient of the embedding (fp32)";
 inline constexpr char kSavedPurpose[] = "activations inside blocks";
 inline constexpr char kWidePurpose[] = "activation of one micro-batch (fp32)";
+inline constexpr char kProjectionInputPurpose[] = "inputs of the output layer (fp32)";
 
 // The layers of the decoder in a row.
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute = {});
@@ -81,6 +89,8 @@ class DecoderCompute : public LayerCompute {
   void Keep(int layer) override;
   void Drop(int layer) override;
   LayerGradient GradientOf(int layer) override;
+  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
+                                        int64_t first_elem) override;
   Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t batch) override { return loss_sums_[batch]; }
 
@@ -103,6 +113,10 @@ class DecoderCompute : public LayerCompute {
   std::span<float> Gradient(int layer) const;
   std::span<float> ZeroedGradient(int layer) const;
   LayerWeights EmbedFor(const HeldWeights& weights) const;
+  // With vocabulary_in_parts:
+  bool vocabulary_in_parts() const { return most_projected_tokens_ > 0; }
+  ProjectionInputs ProjectionInputsOf(size_t batch) const;
+  std::span<float> SmallGradientOfHead() const;
   // The memory that the layer saves to in this pass, for one micro-batch.
   SavedOfBlock SavedOf(int layer, size_t batch) const;
 
@@ -117,7 +131,11 @@ class DecoderCompute : public LayerCompute {
   int64_t slot_bytes_ = 0;
   HostBuffer activation_gradient_;
   HostBuffer layer_gradient_;
-  HostBuffer embedding_gradient_;  // only when embeddings are tied
+  HostBuffer embedding_gradient_;  // only when embeddings are tied, and not made in parts
+  // With vocabulary_in_parts, of all tokens: the inputs of the projection, their logits' logarithms
+  // of sums, and the gradient of the small tensors of the head's layer.
+  HostBuffer projection_inputs_;
+  int64_t most_projected_tokens_ = 0;
   BlockRecompute recompute_;
   HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
   std::vector<int64_t> saved_begin_;  // by block

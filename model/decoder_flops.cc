@@ -56,6 +56,7 @@ DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq,
     flops.backward += 2 * block.All() + block.Again(recompute.Of(i));
     if (recompute.GoesForwardTwice(i, config.num_layers)) flops.backward += block.All();
   }
+  if (recompute.vocabulary_in_parts) flops.backward += head;
   return flops;
 }
 

@@ -12,7 +12,7 @@ struct DecoderFlops {
   double forward = 0;
   // Gradients of activations and weights, which take twice as much as forward does, and the
   // products that blocks compute again. A block needs its last product again only where that is the
-  // next one's input (BlockRecompute::GoesForwardTwice), and the head none.
+  // next one's input (BlockRecompute::GoesForwardTwice), and the head only for gradients in parts.
   double backward = 0;
 };
 // `tokens` in rows of `seq` of them. Products of matrices and attention: what is left is bound by

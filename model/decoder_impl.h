@@ -42,10 +42,12 @@ struct Decoder::Impl {
   // y = norm(x) over rows of `width`.
   void Normalize(const NormTensors& norm, const LayerWeights& weights, const float* x, int64_t rows,
                  int64_t width, float* y, const NormStatistics& statistics);
-  // dx (+)= its gradient; the norm's own gradients are added to `gradient`.
+  // dx (+)= its gradient; the norm's own gradients are added to `gradient`, which begins with
+  // element `first_elem` of the layer's.
   void NormalizeBackward(const NormTensors& norm, const LayerWeights& weights, const float* x,
                          const NormStatistics& statistics, const float* dy, int64_t rows,
-                         int64_t width, float* dx, bool accumulate, std::span<float> gradient);
+                         int64_t width, float* dx, bool accumulate, std::span<float> gradient,
+                         int64_t first_elem = 0);
 
   BlockInput InputOf(const MicroBatch& batch) const;
   cpu::AttentionShape AttentionOf(int block, const MicroBatch& batch) const;

@@ -392,6 +392,8 @@ void LayerSession::ForgetHanded() {
   open_layers_->Clear();
   std::ranges::fill(is_handed_, 0);
   num_handed_ = 0;
+  part_layer_ = -1;
+  next_part_elem_ = 0;
 }
 
 absl::Status LayerSession::UpdatesOfTheStepBefore() {
@@ -426,71 +428,6 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
   }
   is_settled_ = true;
   return absl::OkStatus();
-}
-
-absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
-                                std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a layer"));
-  FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
-  if (open_layers_->IsOpen(layer)) {
-    return UsageError(fmt::format(
-        "the gradient of '{}' is being summed tensor by tensor. Close the layer instead",
-        store_->inventory().layers()[layer].name));
-  }
-  return HandOver(layer, gradient, without_gradient);
-}
-
-absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
-                                    std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
-  if (sum_ == nullptr) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
-  } else {
-    const int64_t num_elems = layers_of_caller().layers()[layer].num_elems;
-    if (std::ssize(gradient.elems) != num_elems) {
-      return UsageError(fmt::format("the gradient of '{}' has {} elements, and the layer {}",
-                                    store_->inventory().layers()[layer].name, gradient.elems.size(),
-                                    num_elems));
-    }
-    if (!without_gradient.empty() && options_.num_open_layers == 0) {
-      return UsageError(
-          "a session of several ranks that takes whole layers has a gradient of every tensor: hand "
-          "over zeros");
-    }
-    if (gradient.device != DeviceKind::kHost && options_.device == nullptr) {
-      return UsageError(
-          "the gradient of a layer is handed over on a device, and the session was made without "
-          "one. Make it with the device, or copy the gradient to memory first");
-    }
-    FOREBAY_RETURN_IF_ERROR(HandSum());
-    FOREBAY_RETURN_IF_ERROR(sum_->Start(layer, gradient, without_gradient));
-    while (sum_->NeedsGradient()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
-  }
-  MarkHanded(layer);
-  return absl::OkStatus();
-}
-
-void LayerSession::MarkHanded(int layer) {
-  is_handed_[layer] = 1;
-  ++num_handed_;
-}
-
-absl::Status LayerSession::HandSum() {
-  while (sum_ != nullptr && sum_->IsUnderWay()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
-  return absl::OkStatus();
-}
-
-absl::Status LayerSession::HandPieceOfSum() {
-  const Stopwatch watch;
-  const absl::StatusOr<GradientSum::Piece> piece = [&] {
-    const TraceScope trace(Activity::kRanks);
-    return sum_->Await();
-  }();
-  own_waits_[Activity::kRanks] += watch.Seconds();
-  FOREBAY_RETURN_IF_ERROR(piece.status());
-  if (piece->elems.empty() && piece->first_elem > 0) return absl::OkStatus();
-  return optimizer_->HandPart(piece->layer, {piece->first_elem, piece->elems}, *pool_,
-                              piece->without_gradient);
 }
 
 // Each rank in turn goes on with the sums where the one before has ended: they are those of whole

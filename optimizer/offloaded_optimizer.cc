@@ -115,6 +115,12 @@ absl::Status OffloadedOptimizer::HandPart(int layer, const GradientPart& part, T
   return absl::OkStatus();
 }
 
+absl::Status OffloadedOptimizer::HandPart(int layer, const LayerGradient& part, ThreadPool& pool) {
+  FOREBAY_CHECK(part.device == DeviceKind::kHost);
+  if (part.ready != nullptr) FOREBAY_RETURN_IF_ERROR(part.ready->Await());
+  return HandPart(layer, GradientPart{part.first_elem, part.elems}, pool);
+}
+
 absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
                                       std::span<const int> without_gradient) {
   const size_t num_elems = gradient.elems.size() / SizeOf(impl_->options.gradient_dtype);

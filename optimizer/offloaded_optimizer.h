@@ -170,6 +170,7 @@ class OffloadedOptimizer : public TileUpdater {
   // one. Requires: the layer exists.
   absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
                         std::span<const int> without_gradient = {});
+  absl::Status HandPart(int layer, const LayerGradient& part, ThreadPool& pool);
 
   // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "absl/status/status.h"
@@ -24,6 +26,8 @@ struct LayerGradient {
   // Who takes gradients on a device, and returns before it has read them, records here when it has:
   // they are not overwritten before. nullptr: they may be when it returns.
   Event* taken = nullptr;
+  // Of a part (LayerCompute::MakePart): the element of the layer that it begins with.
+  int64_t first_elem = 0;
 };
 
 // The weights that a pass holds at this moment.
@@ -63,6 +67,13 @@ class LayerCompute {
 
   // After the layer's gradients are complete.
   virtual LayerGradient GradientOf(int layer) = 0;
+  // Of a layer whose gradients are handed over in parts: makes the part that begins with
+  // `first_elem`, in memory that the next call uses again. nullopt: there is none, or the layer has
+  // GradientOf. `weights`: those that the loss needs of the layer.
+  virtual std::optional<LayerGradient> MakePart(int /*layer*/, const HeldWeights& /*weights*/,
+                                                int64_t /*first_elem*/) {
+    return std::nullopt;
+  }
   // When all that was asked for so far no longer reads the layer's weights; nullptr: now. The event
   // lives as long as this, which outlives the source of the weights.
   virtual Event* WeightsAreUsed(int layer) = 0;

@@ -148,10 +148,8 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
     case kFetch:
       hooks.activations->StartRead(PlaceOf(layer));
       return absl::OkStatus();
-    case kHand: {
-      const TraceScope trace = ScopeOf(kHand, layer);
-      return hooks.hand(layer, compute.GradientOf(layer));
-    }
+    case kHand:
+      return Hand(layer, compute, hooks);
     case kCommit: {
       const TraceScope trace("updates of the step before");
       return hooks.commit ? hooks.commit() : absl::OkStatus();
@@ -159,6 +157,23 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
     case kUpdate:
     case kWrite:
       return absl::OkStatus();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LayerWalk::Hand(int layer, LayerCompute& compute, const WalkHooks& hooks) const {
+  const HeldWeights held(leases_);
+  std::optional<LayerGradient> part = compute.MakePart(layer, held, 0);
+  if (!part.has_value()) {
+    const TraceScope trace = ScopeOf(kHand, layer);
+    return hooks.hand(layer, compute.GradientOf(layer));
+  }
+  while (part.has_value()) {
+    {
+      const TraceScope trace = ScopeOf(kHand, layer);
+      FOREBAY_RETURN_IF_ERROR(hooks.hand_part(layer, *part));
+    }
+    part = compute.MakePart(layer, held, part->first_elem + std::ssize(part->elems));
   }
   return absl::OkStatus();
 }

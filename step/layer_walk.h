@@ -23,6 +23,8 @@ struct WalkHooks {
   std::function<absl::Status(double fraction)> progress;
   // kHand. Requires one where the list has it.
   std::function<absl::Status(int layer, const LayerGradient& gradient)> hand;
+  // The same of a part. Requires one where a layer has parts.
+  std::function<absl::Status(int layer, const LayerGradient& part)> hand_part;
   // kCommit; may be empty.
   std::function<absl::Status()> commit;
   // kSpill and kFetch. Requires one where the list has them; whoever computes uses its buffers.
@@ -56,6 +58,7 @@ class LayerWalk {
   int PlaceOf(int layer) const;
   int num_kept() const { return static_cast<int>(kept_.size()); }
   bool TakeRecompute(int layer);
+  absl::Status Hand(int layer, LayerCompute& compute, const WalkHooks& hooks) const;
   void Release(int layer, LayerCompute& compute);
   // `call(weights, batch)` for every micro-batch.
   template <typename Call>

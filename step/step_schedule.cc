@@ -44,10 +44,12 @@ class ChainBuilder {
       Add(kRelease, layer);
     }
     ReadUpToDate(last());
-    WithLoss(kLossAndGradient);
+    const bool holds_last = chain_.ends_in_parts && !chain_.loss_reads_first;
+    WithLoss(kLossAndGradient, /*releases_last=*/!holds_last);
     FetchBehind(last());
     Add(kCommit, -1);
     Hand(last());
+    if (holds_last) Add(kRelease, last());
     for (int layer = last() - 1; layer > 0; --layer) {
       if (EndsSegmentBeforeLast(layer)) GoForwardAgain(layer - chain_.segment_layers, layer);
       Add(kRead, layer);
@@ -58,8 +60,11 @@ class ChainBuilder {
       Add(kRelease, layer);
       Hand(layer);
     }
+    const bool reads_first = chain_.ends_in_parts && chain_.loss_reads_first;
+    if (reads_first) Add(kRead, 0);
     Add(kBackward, 0);
     Hand(0);
+    if (reads_first) Add(kRelease, 0);
   }
 
   void Forward() {
@@ -72,7 +77,7 @@ class ChainBuilder {
 
   void Loss() {
     Add(kRead, last());
-    WithLoss(kLoss);
+    WithLoss(kLoss, /*releases_last=*/true);
   }
 
  private:
@@ -145,11 +150,11 @@ class ChainBuilder {
   }
 
   // Requires: the last layer was read.
-  void WithLoss(OperationKind loss) {
+  void WithLoss(OperationKind loss, bool releases_last) {
     if (chain_.loss_reads_first) Add(kRead, 0);
     Add(loss, last());
     if (chain_.loss_reads_first) Add(kRelease, 0);
-    Add(kRelease, last());
+    if (releases_last) Add(kRelease, last());
   }
 
   const Chain& chain_;

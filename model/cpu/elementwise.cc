@@ -1,5 +1,6 @@
 // Elementwise operators, embeddings and RoPE, cut into tasks.
 #include <algorithm>
+#include <limits>
 
 #include "forebay/base/check.h"
 #include "forebay/model/cpu/context_impl.h"
@@ -82,16 +83,24 @@ void EmbeddingForward(Context& context, const void* table, DType dtype,
 
 // Tasks are strips of columns, so that each sees all tokens in order and none writes where another
 // does.
-void EmbeddingBackward(Context& context, std::span<const int32_t> tokens, int64_t hidden,
-                       const float* dout, float* dtable) {
+void EmbeddingBackwardOfRows(Context& context, std::span<const int32_t> tokens, int64_t hidden,
+                             const float* dout, int64_t first_row, int64_t num_rows,
+                             float* dtable) {
   constexpr int64_t kStrip = 64;
   const int64_t num_tokens = static_cast<int64_t>(tokens.size());
   context.impl().ParallelBlocks(hidden, kStrip, [&](int64_t begin, int64_t end) {
     for (int64_t i = 0; i < num_tokens; ++i) {
-      kernels::Add(dout + i * hidden + begin, end - begin,
-                   dtable + tokens[static_cast<size_t>(i)] * hidden + begin);
+      const int64_t row = tokens[static_cast<size_t>(i)] - first_row;
+      if (row < 0 || row >= num_rows) continue;
+      kernels::Add(dout + i * hidden + begin, end - begin, dtable + row * hidden + begin);
     }
   });
+}
+
+void EmbeddingBackward(Context& context, std::span<const int32_t> tokens, int64_t hidden,
+                       const float* dout, float* dtable) {
+  EmbeddingBackwardOfRows(context, tokens, hidden, dout, /*first_row=*/0,
+                          std::numeric_limits<int64_t>::max(), dtable);
 }
 
 }  // namespace forebay::cpu

@@ -47,11 +47,12 @@ class ChunkedLoss {
     rows_ = impl_.shared.Get<RowState>(Slot::kLossRows, chunks.max_tokens);
     input_ = impl_.shared.Get<float>(Slot::kLossInput, chunks.max_tokens * head.in);
     logits_ = impl_.shared.Get<float>(Slot::kLogits, chunks.max_tokens * vocab_chunk_);
+    const bool has_gradients = gradients.dx != nullptr || gradients.dweight != nullptr;
+    if (has_gradients && impl_.native_bf16 && head.dtype == DType::kBF16) {
+      narrow_ = impl_.shared.Get<Bf16>(Slot::kOperand, chunks.max_tokens * vocab_chunk_);
+    }
     if (gradients.dx != nullptr) {
       dinput_ = impl_.shared.Get<float>(Slot::kLossGradient, chunks.max_tokens * head.in);
-      if (impl_.native_bf16 && head.dtype == DType::kBF16) {
-        narrow_ = impl_.shared.Get<Bf16>(Slot::kOperand, chunks.max_tokens * vocab_chunk_);
-      }
     }
   }
 
@@ -64,13 +65,7 @@ class ChunkedLoss {
 
   // Adds the loss of the appended rows to `sum`, makes their gradients, and forgets them.
   void Finish(double& sum) {
-    impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        std::memcpy(input_ + row * head_.in, x_ + rows_[row].token * head_.in,
-                    static_cast<size_t>(head_.in) * sizeof(float));
-      }
-    });
-    operand_ = MakeOperand(impl_, Slot::kOtherOperand, input_, num_rows_, head_.in, head_.in);
+    Gather();
     // A vocabulary in one piece: rows become gradients while they are in the cache.
     const bool at_once = gradients_.dx != nullptr && vocab_chunk_ == head_.out;
     for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
@@ -81,23 +76,45 @@ class ChunkedLoss {
       });
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
-      sum += static_cast<double>(rows_[row].LogSumExp() - rows_[row].target_logit);
+      const float log_sum_exp = rows_[row].LogSumExp();
+      sum += static_cast<double>(log_sum_exp - rows_[row].target_logit);
+      if (gradients_.log_sum_exp != nullptr) gradients_.log_sum_exp[rows_[row].token] = log_sum_exp;
     }
     if (gradients_.dx != nullptr) {
       for (int64_t first = 0; first < head_.out; first += vocab_chunk_) {
-        if (!at_once) {
-          MakeLogits(first);
-          impl_.pool.ParallelFor(num_rows_,
-                                 [&](int64_t row) { MakeGradient(row, first, /*is_exp=*/false); });
-        }
-        AddGradients(first);
+        if (!at_once) MakeGradientsAgain(first);
+        const Operand dlogits = GradientOperand(first);
+        AddToInput(first, dlogits);
+        if (gradients_.dweight != nullptr) AddToWeight(first, dlogits, first);
       }
       Scatter();
     }
     num_rows_ = 0;
   }
 
+  // Adds what the appended rows, whose LogSumExp are known, give the chunk of the weights that
+  // begins with row `first`, to what begins there; and forgets them.
+  void FinishChunk(int64_t first, const float* log_sum_exp) {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      rows_[row].max = log_sum_exp[rows_[row].token];
+      rows_[row].sum = 1;
+    }
+    Gather();
+    MakeGradientsAgain(first);
+    AddToWeight(first, GradientOperand(first), /*first_of_dweight=*/0);
+    num_rows_ = 0;
+  }
+
  private:
+  void Gather() {
+    impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::memcpy(input_ + row * head_.in, x_ + rows_[row].token * head_.in,
+                    static_cast<size_t>(head_.in) * sizeof(float));
+      }
+    });
+    operand_ = MakeOperand(impl_, Slot::kOtherOperand, input_, num_rows_, head_.in, head_.in);
+  }
   int64_t Width(int64_t first) const { return std::min(vocab_chunk_, head_.out - first); }
   int64_t RowStride() const { return head_.row_stride == 0 ? head_.in : head_.row_stride; }
   WeightOperand Weights(int64_t first, bool transposed) const {
@@ -143,15 +160,24 @@ class ChunkedLoss {
     if (is_exp) kernels::Scale(factor, width, logits);
     if (has_target) logits[target] -= scale;
   }
-  void AddGradients(int64_t first) {
-    const int64_t width = Width(first);
-    const Operand dlogits =
-        narrow_ != nullptr ? Operand{.narrow = narrow_}
-                           : MakeOperand(impl_, Slot::kOperand, logits_, num_rows_, width, width);
-    WeightGemm(impl_, num_rows_, head_.in, width, dlogits, Weights(first, false), nullptr, dinput_,
-               head_.in, first > 0);
-    OuterGemm(impl_, width, head_.in, num_rows_, dlogits, operand_,
-              gradients_.dweight + first * RowStride(), RowStride());
+  // From logits that are computed once more.
+  void MakeGradientsAgain(int64_t first) {
+    MakeLogits(first);
+    impl_.pool.ParallelFor(num_rows_,
+                           [&](int64_t row) { MakeGradient(row, first, /*is_exp=*/false); });
+  }
+  Operand GradientOperand(int64_t first) {
+    if (narrow_ != nullptr) return {.narrow = narrow_};
+    return MakeOperand(impl_, Slot::kOperand, logits_, num_rows_, Width(first), Width(first));
+  }
+  void AddToInput(int64_t first, const Operand& dlogits) {
+    WeightGemm(impl_, num_rows_, head_.in, Width(first), dlogits, Weights(first, false), nullptr,
+               dinput_, head_.in, first > 0);
+  }
+  // `first_of_dweight`: the row of dweight where the chunk begins.
+  void AddToWeight(int64_t first, const Operand& dlogits, int64_t first_of_dweight) {
+    OuterGemm(impl_, Width(first), head_.in, num_rows_, dlogits, operand_,
+              gradients_.dweight + first_of_dweight * RowStride(), RowStride());
   }
   void Scatter() {
     impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
@@ -178,12 +204,6 @@ class ChunkedLoss {
 
 }  // namespace
 
-int64_t LossChunks::VocabChunk(int64_t vocab) const {
-  const int64_t most = std::max<int64_t>(1, max_logits / max_tokens);
-  const int64_t count = (vocab + most - 1) / most;
-  return (vocab + count - 1) / count;
-}
-
 LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks,
                         const LossGradients& gradients) {
@@ -203,6 +223,32 @@ LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
   return result;
 }
 
+void ProjectionGradient(Context& context, const Linear& head, const float* x,
+                        std::span<const int32_t> targets, const LossChunks& chunks, double scale,
+                        const float* log_sum_exp, int64_t first_row, float* dweight) {
+  FOREBAY_CHECK(head.out > chunks.most_at_once && first_row % chunks.cut_entries == 0);
+  FOREBAY_CHECK(first_row >= 0 && first_row < head.out);
+  const LossGradients gradients = {.scale = scale, .dweight = dweight};
+  ChunkedLoss loss(context, head, x, chunks, gradients);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] < 0) continue;
+    loss.Append(static_cast<int64_t>(i), targets[i]);
+    if (loss.num_rows() == chunks.max_tokens) loss.FinishChunk(first_row, log_sum_exp);
+  }
+  if (loss.num_rows() > 0) loss.FinishChunk(first_row, log_sum_exp);
+}
+
+bool MayCutProjection(int64_t vocab) {
+  return vocab > LossChunks().most_at_once;
+}
+
+void ProjectionGradient(Context& context, const Linear& head, const float* x,
+                        std::span<const int32_t> targets, double scale, const float* log_sum_exp,
+                        int64_t first_row, float* dweight) {
+  ProjectionGradient(context, head, x, targets, LossChunks(), scale, log_sum_exp, first_row,
+                     dweight);
+}
+
 LossResult CrossEntropyForward(Context& context, const Linear& head, const float* x,
                                std::span<const int32_t> targets) {
   return CrossEntropy(context, head, x, targets, LossChunks(), LossGradients());
@@ -214,6 +260,14 @@ LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, con
   FOREBAY_CHECK(dx != nullptr && dweight != nullptr);
   return CrossEntropy(context, head, x, targets, LossChunks(),
                       {.scale = scale, .dx = dx, .dweight = dweight});
+}
+
+LossResult CrossEntropyForwardBackwardInput(Context& context, const Linear& head, const float* x,
+                                            std::span<const int32_t> targets, double scale,
+                                            float* dx, float* log_sum_exp) {
+  FOREBAY_CHECK(dx != nullptr && log_sum_exp != nullptr);
+  return CrossEntropy(context, head, x, targets, LossChunks(),
+                      {.scale = scale, .dx = dx, .log_sum_exp = log_sum_exp});
 }
 
 }  // namespace forebay::cpu

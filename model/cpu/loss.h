@@ -11,20 +11,25 @@ inline constexpr int64_t kLossRowBytes = 64;
 
 struct LossChunks {
   int64_t max_tokens = 256;
-  int64_t max_logits = int64_t{16} << 20;  // fp32 elements kept at a time: 64 MiB
-  // Vocabulary entries of one chunk: all of them where max_tokens rows of logits fit, else equal
-  // chunks that do.
-  int64_t VocabChunk(int64_t vocab) const;
+  int64_t most_at_once = 65536;  // entries of a vocabulary that is not cut
+  int64_t cut_entries = kProjectionPartRows;
+  // Vocabulary entries of one chunk; the last one may have fewer.
+  int64_t VocabChunk(int64_t vocab) const { return vocab <= most_at_once ? vocab : cut_entries; }
 };
 
-// Gradients wanted, or nullptr both.
+// Gradients wanted, or nullptr.
 struct LossGradients {
   double scale = 1;
-  float* dx = nullptr;       // [tokens, hidden], overwritten
-  float* dweight = nullptr;  // [vocab, hidden], +=
+  float* dx = nullptr;           // [tokens, hidden], overwritten
+  float* dweight = nullptr;      // [vocab, hidden], +=; with dx alone
+  float* log_sum_exp = nullptr;  // [tokens], of trained rows written
 };
 LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks,
                         const LossGradients& gradients);
+// As ops.h has it.
+void ProjectionGradient(Context& context, const Linear& head, const float* x,
+                        std::span<const int32_t> targets, const LossChunks& chunks, double scale,
+                        const float* log_sum_exp, int64_t first_row, float* dweight);
 
 }  // namespace forebay::cpu

@@ -160,6 +160,9 @@ void EmbeddingForward(Context& context, const void* table, DType dtype,
 // dtable[tokens[i]] += dout[i], in the order of i for every row of the table.
 void EmbeddingBackward(Context& context, std::span<const int32_t> tokens, int64_t hidden,
                        const float* dout, float* dtable);
+// The same for the rows [first_row, first_row + num_rows) alone. `dtable`: of the first of them.
+void EmbeddingBackwardOfRows(Context& context, std::span<const int32_t> tokens, int64_t hidden,
+                             const float* dout, int64_t first_row, int64_t num_rows, float* dtable);
 
 // Cross-entropy of x [tokens, hidden] against `targets` (-1: not trained) through the output
 // projection `head`
@@ -176,6 +179,19 @@ LossResult CrossEntropyForward(Context& context, const Linear& head, const float
 LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, const float* x,
                                        std::span<const int32_t> targets, double scale, float* dx,
                                        float* dweight);
+// The same without dweight. `log_sum_exp`: [tokens], of trained rows written, for
+// ProjectionGradient.
+LossResult CrossEntropyForwardBackwardInput(Context& context, const Linear& head, const float* x,
+                                            std::span<const int32_t> targets, double scale,
+                                            float* dx, float* log_sum_exp);
+// Then, of a vocabulary that MayCutProjection, for the rows of dweight from `first_row` on, which
+// is a multiple of kProjectionPartRows: as many, or those that are left, are added to, with the
+// bits of CrossEntropyForwardBackward. `dweight`: of the first of them.
+inline constexpr int64_t kProjectionPartRows = 16384;
+bool MayCutProjection(int64_t vocab);
+void ProjectionGradient(Context& context, const Linear& head, const float* x,
+                        std::span<const int32_t> targets, double scale, const float* log_sum_exp,
+                        int64_t first_row, float* dweight);
 // logits [rows, vocab] fp32, for generation.
 void Logits(Context& context, const Linear& head, const float* x, int64_t rows, float* logits);
 

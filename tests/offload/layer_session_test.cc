@@ -99,6 +99,16 @@ std::vector<Variant> VariantsOf(const ModuleSettings& base) {
   add("small tiles").offload.tile_elems = 2048;
   add("large tiles").offload.tile_elems = 1 << 20;
   add("four threads").offload.update_threads = 4;
+  if (!base.is_uneven) {  // whose steps leave tensors out
+    add("in parts").hands_parts = true;
+    for (const auto& [name, gradients] :
+         {std::pair("in parts, tight, held", GradientChoice::kHold),
+          std::pair("in parts, tight, speculative", GradientChoice::kSpeculate)}) {
+      ModuleSettings& parts = add(name);
+      parts.is_tight = parts.hands_parts = true;
+      parts.offload.gradients = gradients;
+    }
+  }
   add("tensor by tensor").adds_tensors = true;
   add("tensor by tensor, tight") = [&] {
     ModuleSettings adds = base;

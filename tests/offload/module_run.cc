@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "forebay/base/check.h"
@@ -98,6 +99,7 @@ absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
   const std::shared_ptr<const InventoryParts> parts = PartsFor(settings);
   inputs.inventory = parts == nullptr ? whole : parts->Of(settings.rank);
   inputs.chain.num_layers = inputs.inventory.num_streamed_layers();
+  inputs.chain.ends_in_parts = settings.hands_parts;
   if (settings.adds_tensors) {
     inputs.step_memory = {
         {"gradients of open layers", LayerSession::OpenLayerBytes(whole, 1), 0, ""}};
@@ -122,7 +124,8 @@ absl::StatusOr<OffloadPlan> ModulePlan(const ModuleSettings& settings) {
 // pass reads them again they have to be the same.
 class ModuleRun::Compute : public LayerCompute {
  public:
-  explicit Compute(const Inventory& inventory) : inventory_(inventory) {
+  Compute(const Inventory& inventory, bool makes_parts)
+      : inventory_(inventory), makes_parts_(makes_parts) {
     gradients_.resize(static_cast<size_t>(inventory.num_layers()));
   }
   void SetStep(int64_t step) { step_ = step; }
@@ -149,6 +152,16 @@ class ModuleRun::Compute : public LayerCompute {
   void Keep(int) override {}
   void Drop(int) override {}
   LayerGradient GradientOf(int layer) override { return {.elems = gradients_[layer]}; }
+  // Its memory is written over before the next is made.
+  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
+                                        int64_t first_elem) override {
+    const std::vector<float>& whole = gradients_[layer];
+    if (!makes_parts_ || first_elem == std::ssize(whole)) return std::nullopt;
+    if (layer == inventory_.num_streamed_layers() - 1) weights.Of(layer);
+    const auto begin = whole.begin() + first_elem;
+    part_.assign(begin, begin + std::min<int64_t>(kPartElems, whole.end() - begin));
+    return LayerGradient{.elems = part_, .first_elem = first_elem};
+  }
   Event* WeightsAreUsed(int) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
 
@@ -163,7 +176,10 @@ class ModuleRun::Compute : public LayerCompute {
     }
   }
 
+  static constexpr int64_t kPartElems = 3 * kLayerAlignElems;  // no whole tiles
   const Inventory inventory_;
+  const bool makes_parts_;
+  std::vector<float> part_;
   int64_t step_ = 0;
   std::vector<std::vector<float>> gradients_;
 };
@@ -243,7 +259,7 @@ absl::Status ModuleRun::Open() {
   if (change_options_) change_options_(options);
   FOREBAY_ASSIGN_OR_RETURN(session_,
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
-  compute_ = std::make_unique<Compute>(whole_);
+  compute_ = std::make_unique<Compute>(whole_, settings_.hands_parts);
   walk_ = std::make_unique<LayerWalk>(plan_->schedule.operations);
   if (!resumes) return absl::OkStatus();
   const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
@@ -324,6 +340,9 @@ absl::StatusOr<StepGradients> ModuleRun::RunPass() {
   compute_->SetStep(step);
   WalkHooks hooks;
   hooks.commit = [this] { return session_->UpdatesOfTheStepBefore(); };
+  hooks.hand_part = [&](int layer, const LayerGradient& part) {
+    return session_->HandPart(layer, part);
+  };
   hooks.hand = [&](int layer, const LayerGradient& gradient) {
     return Hand(layer, gradient.elems);
   };

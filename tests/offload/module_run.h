@@ -32,6 +32,7 @@ struct ModuleSettings {
   // tensors, some layers too, get no gradient in some steps. The third step is skipped.
   bool is_uneven = false;
   bool has_raw = false;       // and raw tensors, which change in every step
+  bool hands_parts = false;   // gradients are handed over in parts
   bool adds_tensors = false;  // AddGradient of halves in a changing order; otherwise Hand
   // With adds_tensors: each tensor's gradient comes from one of so many ranks, `rank` being this
   // one, another in each step. So the ranks together do what one does alone.

@@ -55,6 +55,13 @@ class Recorder : public ParamSource, public LayerCompute {
   void Keep(int layer) override { Note("keep", layer).IgnoreError(); }
   void Drop(int layer) override { Note("drop", layer).IgnoreError(); }
   LayerGradient GradientOf(int layer) override { return {.ready = layer == 1 ? &event : nullptr}; }
+  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
+                                        int64_t first_elem) override {
+    if (layer != layer_in_parts || first_elem == std::ssize(gradient_)) return std::nullopt;
+    Compute("part", layer, weights, static_cast<size_t>(first_elem)).IgnoreError();
+    return LayerGradient{.elems = std::span(gradient_).subspan(first_elem, first_elem == 0 ? 3 : 2),
+                         .first_elem = first_elem};
+  }
   Event* WeightsAreUsed(int layer) override { return layer == 2 ? &event : nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
 
@@ -67,6 +74,7 @@ class Recorder : public ParamSource, public LayerCompute {
   std::vector<int> expected;
   std::vector<std::string> calls;
   std::string fails_at;
+  int layer_in_parts = -1;
 
  protected:
   void Release(int layer, Event* done) override {
@@ -84,6 +92,7 @@ class Recorder : public ParamSource, public LayerCompute {
     return Note(fmt::format("{}.{}", what, batch), layer);
   }
   std::byte bytes_[8] = {};
+  std::vector<float> gradient_ = std::vector<float>(5);
 };
 
 // Writes down into the same list what is under way, and what is waited for of it.
@@ -129,6 +138,11 @@ class LayerWalkTest : public testing::Test {
           fmt::format("hand {}{}", layer, gradient.ready != nullptr ? " behind its event" : ""));
       return recorder_.Result();
     };
+    hooks.hand_part = [&](int layer, const LayerGradient& part) {
+      recorder_.calls.push_back(
+          fmt::format("hand {} from {}: {}", layer, part.first_elem, part.elems.size()));
+      return recorder_.Result();
+    };
     hooks.commit = [&] {
       recorder_.calls.push_back("commit");
       return recorder_.Result();
@@ -154,6 +168,24 @@ TEST_F(LayerWalkTest, RunsEachOperationForEveryMicroBatch) {
                   "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
                   "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
   EXPECT_THAT(fractions_, ElementsAre(0.0, 0.1, 0.2, 0.5));
+}
+
+TEST_F(LayerWalkTest, HandsEachPartOverBeforeTheNextIsMade) {
+  const std::vector<Operation> operations =
+      ChainSchedule({.num_layers = 3, .ends_in_parts = true}).operations;
+  recorder_.layer_in_parts = 2;
+  ASSERT_TRUE(Run(operations).ok());
+  const auto loss = std::ranges::find(recorder_.calls, "loss.1 2");
+  EXPECT_THAT(std::vector<std::string>(std::next(loss), recorder_.calls.end()),
+              ElementsAre("commit", "part.0 2", "hand 2 from 0: 3", "part.3 2", "hand 2 from 3: 2",
+                          "release 2 behind its event", "acquire 1", "recompute.0 1",
+                          "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
+                          "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
+  recorder_.calls.clear();
+  recorder_.fails_at = "hand 2 from 0: 3";
+  EXPECT_FALSE(Run(operations).ok());
+  EXPECT_EQ(recorder_.calls[recorder_.calls.size() - 3], "hand 2 from 0: 3");
+  EXPECT_EQ(recorder_.calls[recorder_.calls.size() - 2], "release 2 behind its event");
 }
 
 TEST_F(LayerWalkTest, ALayerIsToldToSaveOnceBeforeItGoesForward) {

@@ -37,6 +37,25 @@ TEST(ChainSchedule, ATiedFirstLayerIsHeldBesideTheLastForTheLoss) {
   EXPECT_THAT(ReadsOf(schedule.FromLossOn()), ElementsAre(2, 0, 1));
 }
 
+TEST(ChainSchedule, GradientsOfTheEndsThatAreMadeInPartsFindTheWeightsOfTheLoss) {
+  const std::string forward =
+      "read 0, update 0, write 0, forward 0, keep 0, release 0, "
+      "read 1, update 1, write 1, forward 1, release 1, read 2, update 2, write 2, ";
+  const std::string backward = "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, ";
+  Chain chain = {.num_layers = 3, .ends_in_parts = true};
+  EXPECT_EQ(Describe(ChainSchedule(chain).operations),
+            forward + "loss and gradient 2, commit, hand 2, release 2, " + backward +
+                "backward 0, hand 0");
+  chain.loss_reads_first = true;
+  EXPECT_EQ(Describe(ChainSchedule(chain).operations),
+            forward + "read 0, loss and gradient 2, release 0, release 2, commit, hand 2, " +
+                backward + "read 0, backward 0, hand 0, release 0");
+  // A pass without gradients is as without parts.
+  Chain whole = chain;
+  whole.ends_in_parts = false;
+  EXPECT_EQ(ForwardOperations(chain), ForwardOperations(whole));
+}
+
 TEST(ChainSchedule, AnUpdateComesWhereItsLayerSays) {
   const StepSchedule schedule = ChainSchedule(
       {.num_layers = 3,

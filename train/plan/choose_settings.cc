@@ -157,6 +157,14 @@ Plan WithSpareMemoryTaken(Plan plan, const TrainOptions& options, int64_t num_bl
   return plan;
 }
 
+// Of two plans, the first of which does not fit for want of memory: the second, if it fits or lacks
+// less.
+absl::StatusOr<Plan> OneThatFits(absl::StatusOr<Plan> first, absl::StatusOr<Plan> second) {
+  if (second.ok()) return second;
+  const int64_t least_of_second = LeastBytesOf(second.status());
+  return least_of_second > 0 && least_of_second < LeastBytesOf(first.status()) ? second : first;
+}
+
 bool LeavesSpeculationOpen(const Plan& plan, const TrainOptions& options) {
   return plan.may_speculate && options.speculate_layers == 0;
 }
@@ -265,11 +273,15 @@ absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const P
   if (!is_open || least_in_ram == 0) return in_ram;  // 0: something else than memory lacks
   TrainOptions spilling = options;
   spilling.activations_tier = ActivationsTier::kNvme;
-  absl::StatusOr<Plan> on_nvme = make(spilling);
-  if (on_nvme.ok()) return on_nvme;
   // Small activations take more memory as whole blocks.
-  const int64_t least_on_nvme = LeastBytesOf(on_nvme.status());
-  return least_on_nvme > 0 && least_on_nvme < least_in_ram ? on_nvme : in_ram;
+  return OneThatFits(std::move(in_ram), make(spilling));
+}
+
+absl::StatusOr<Plan> WithVocabularyThatFits(
+    bool may_cut, const std::function<absl::StatusOr<Plan>(bool vocabulary_in_parts)>& make) {
+  absl::StatusOr<Plan> whole = make(false);
+  if (!may_cut || LeastBytesOf(whole.status()) == 0) return whole;
+  return OneThatFits(std::move(whole), make(true));
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,

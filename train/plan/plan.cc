@@ -134,6 +134,10 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
       {"decoder workspace", DecoderWorkspaceBytes(model, decoder), 0,
        "--batch, --seq or --threads"},
   };
+  if (step.projection_input_bytes > 0) {
+    terms.push_back(
+        {kProjectionInputPurpose, of_parts(step.projection_input_bytes), 0, kTokensShrinkWith});
+  }
   if (step.embedding_gradient_bytes > 0) {
     terms.push_back({kEmbeddingGradientPurpose, of_parts(step.embedding_gradient_bytes), 0, ""});
   }
@@ -215,11 +219,12 @@ RankTraffic TrafficOf(const DecoderConfig& model, const TrainOptions& options,
 
 // With exactly these options.
 absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& options,
-                                const MachineLimits& limits) {
+                                const MachineLimits& limits, bool vocabulary_in_parts) {
   FOREBAY_RETURN_IF_ERROR(CheckPositions(model, options));
   PlanInputs inputs;
   inputs.inventory = BuildInventory(model);
-  FOREBAY_ASSIGN_OR_RETURN(const BlockRecompute recompute, RecomputeOf(model, options));
+  FOREBAY_ASSIGN_OR_RETURN(BlockRecompute recompute, RecomputeOf(model, options));
+  recompute.vocabulary_in_parts = vocabulary_in_parts;
   inputs.chain = ChainOf(model, recompute);
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu,
                            MakeGpuPlan(model, options, inputs.inventory, recompute, limits.gpu));
@@ -283,10 +288,17 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
 
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits) {
-  const auto as_told = [&](const TrainOptions& told) { return PlanAsTold(model, told, limits); };
-  return WithActivationsThatFit(options, [&](const TrainOptions& tiered) -> absl::StatusOr<Plan> {
-    FOREBAY_ASSIGN_OR_RETURN(Plan plan, as_told(tiered));
-    return WithFastestSettings(std::move(plan), tiered, model.num_layers, as_told);
+  // Sums over ranks, and over parts of the rows, are of whole layers.
+  const bool may_cut = MayCutVocabulary(model) && !IsForGpu(options, limits.gpu) &&
+                       options.num_ranks == 1 && options.data_parallel == 1;
+  return WithVocabularyThatFits(may_cut, [&](bool vocabulary_in_parts) {
+    const auto as_told = [&](const TrainOptions& told) {
+      return PlanAsTold(model, told, limits, vocabulary_in_parts);
+    };
+    return WithActivationsThatFit(options, [&](const TrainOptions& tiered) -> absl::StatusOr<Plan> {
+      FOREBAY_ASSIGN_OR_RETURN(Plan plan, as_told(tiered));
+      return WithFastestSettings(std::move(plan), tiered, model.num_layers, as_told);
+    });
   });
 }
 

@@ -158,7 +158,9 @@ std::string SpeculationLine(const Plan& plan) {
 
 // Where it is not the usual: all of all layers.
 std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
-  const auto [recompute, num_blocks, segment_blocks] = plan.recompute;
+  const Recompute recompute = plan.recompute.recompute;
+  const int num_blocks = plan.recompute.num_blocks;
+  const int segment_blocks = plan.recompute.segment_blocks;
   if (segment_blocks > 1) {
     const int segments = (model.num_layers + segment_blocks - 1) / segment_blocks;
     return fmt::format(
@@ -180,6 +182,13 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
   }
   if (recompute == Recompute::kAll) return "";
   return fmt::format("recompute  {} of all layers ({})\n", what, flag);
+}
+
+std::string VocabularyLine(const Plan& plan) {
+  if (!plan.recompute.vocabulary_in_parts) return "";
+  return "vocabulary its gradients are made in parts, from logits that are computed once more: "
+         "there "
+         "is no room for them whole\n";
 }
 
 // Where nobody asked for it.
@@ -281,7 +290,8 @@ Json ToJson(const Plan& plan) {
   json["placement"] = PlacementJson(plan.placement);
   json["recompute"] = {{"what", NameOf(plan.recompute.recompute)},
                        {"layers", plan.recompute.num_blocks},
-                       {"segment_layers", plan.recompute.segment_blocks}};
+                       {"segment_layers", plan.recompute.segment_blocks},
+                       {"vocabulary_in_parts", plan.recompute.vocabulary_in_parts}};
   json["stripes"] = Json::array();
   for (const PlanStripe& stripe : plan.stripes) {
     json["stripes"].push_back(
@@ -340,7 +350,7 @@ std::string FormatPlan(const Plan& plan, const DecoderConfig& model, const Train
     table += fmt::format("{:<36}{:>16}\n", "total on the GPU", bytes(plan.gpu.bytes));
   }
   table += StripeLines(plan);
-  table += RecomputeLine(plan, model) + ActivationsLine(plan, options);
+  table += RecomputeLine(plan, model) + VocabularyLine(plan) + ActivationsLine(plan, options);
   table += SpeculationLine(plan);
   table += DelayLine(plan);
   const double params = static_cast<double>(inventory.num_params());

@@ -25,6 +25,9 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
   hooks.hand = [this](int layer, const LayerGradient& gradient) {
     return layers_->Hand(layer, gradient);
   };
+  hooks.hand_part = [this](int layer, const LayerGradient& part) {
+    return layers_->HandPart(layer, part);
+  };
   hooks.activations = activations_;
   walk_.Announce(*source_);
   return walk_.Run(*source_, *compute_, hooks);

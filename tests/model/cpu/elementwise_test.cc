@@ -223,6 +223,12 @@ TEST(EmbeddingBackward, AddsRowsInTheOrderOfTokens) {
     Floats dtable = before;
     EmbeddingBackward(context, tokens, hidden, dout.data(), dtable.data());
     EXPECT_TRUE(SameBits(dtable, expected));
+    Floats by_rows = before;
+    for (const auto& [first, count] : {std::pair(0, 3), std::pair(3, 4)}) {
+      EmbeddingBackwardOfRows(context, tokens, hidden, dout.data(), first, count,
+                              by_rows.data() + first * hidden);
+    }
+    EXPECT_TRUE(SameBits(by_rows, expected));
   }
 }
 

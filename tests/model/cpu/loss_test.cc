@@ -51,9 +51,9 @@ Gradients GradientsInDouble(const Doubles& x, const Doubles& weight,
 // Chunks as in production, and small ones that make every number of chunks and a ragged last one.
 std::vector<LossChunks> AllChunks() {
   return {LossChunks(),
-          {.max_tokens = 16, .max_logits = 16 * kVocab},
-          {.max_tokens = 16, .max_logits = 16 * 70},
-          {.max_tokens = 7, .max_logits = 7 * 11}};
+          {.max_tokens = 16, .most_at_once = kVocab},
+          {.max_tokens = 16, .most_at_once = 70, .cut_entries = 70},
+          {.max_tokens = 7, .most_at_once = 100, .cut_entries = 11}};
 }
 
 class CrossEntropyTest : public testing::TestWithParam<size_t> {
@@ -119,6 +119,28 @@ TEST_P(CrossEntropyTest, IsTheSameBitsForAllThreadCounts) {
   }));
 }
 
+TEST_P(CrossEntropyTest, GradientOfTheWeightsHasTheSameBitsInParts) {
+  if (kVocab <= chunks_.most_at_once) return;  // it is not cut
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
+    Context context(2, precision);
+    const Floats before = RandomFloats(kVocab * kHidden, 3);
+    Floats dx(x_.size(), NAN), dx_alone(x_.size(), NAN), dweight = before, in_parts = before;
+    std::vector<float> log_sum_exp(targets_.size(), NAN);
+    const LossResult whole = CrossEntropy(context, narrow_head_, x_.data(), targets_, chunks_,
+                                          {kScale, dx.data(), dweight.data()});
+    const LossResult alone = CrossEntropy(context, narrow_head_, x_.data(), targets_, chunks_,
+                                          {kScale, dx_alone.data(), nullptr, log_sum_exp.data()});
+    EXPECT_EQ(alone.loss_sum, whole.loss_sum);
+    EXPECT_EQ(dx_alone, dx);
+    EXPECT_NE(dweight, before);
+    for (int64_t row = 0; row < kVocab; row += chunks_.cut_entries) {
+      ProjectionGradient(context, narrow_head_, x_.data(), targets_, chunks_, kScale,
+                         log_sum_exp.data(), row, in_parts.data() + row * kHidden);
+    }
+    EXPECT_EQ(in_parts, dweight);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Chunks, CrossEntropyTest, testing::Range<size_t>(0, 4));
 
 TEST(CrossEntropyReference, GradientsEqualFiniteDifferences) {
@@ -174,12 +196,36 @@ TEST(CrossEntropyForward, NaNIsNotHidden) {
   EXPECT_TRUE(std::isnan(result.loss_sum));
 }
 
-TEST(LossChunks, CutLargeVocabulariesIntoEqualChunksUnderTheLimit) {
+TEST(LossChunks, CutLargeVocabularies) {
   const LossChunks chunks;
   EXPECT_EQ(chunks.VocabChunk(49152), 49152);
   EXPECT_EQ(chunks.VocabChunk(65536), 65536);
-  EXPECT_EQ(chunks.VocabChunk(65537), 32769);
-  EXPECT_LE(chunks.VocabChunk(151936) * chunks.max_tokens, chunks.max_logits);
+  EXPECT_EQ(chunks.VocabChunk(65537), kProjectionPartRows);
+  EXPECT_FALSE(MayCutProjection(65536));
+  EXPECT_TRUE(MayCutProjection(65537));
+}
+
+// Products of the sizes that a model with a large vocabulary has.
+TEST(ProjectionGradient, HasTheBitsOfTheWhole) {
+  constexpr int64_t kLargeVocab = 70000, kWidth = 64, kTokens = 300;
+  const Floats x = RandomFloats(kTokens * kWidth, 1, 2.0);
+  const std::vector<Bf16> weight = ToBf16(RandomFloats(kLargeVocab * kWidth, 2));
+  const Linear head = {.weight = weight.data(), .in = kWidth, .out = kLargeVocab};
+  std::vector<int32_t> targets;
+  for (int i = 0; i < kTokens; ++i) targets.push_back(i % 7 == 0 ? -1 : (i * 7919) % kLargeVocab);
+  Context context(2, Precision::kBf16);
+  Floats dx(x.size(), NAN), dx_alone(x.size(), NAN);
+  Floats dweight(weight.size(), 0.0f), in_parts(weight.size(), 0.0f);
+  std::vector<float> log_sum_exp(kTokens, NAN);
+  CrossEntropyForwardBackward(context, head, x.data(), targets, kScale, dx.data(), dweight.data());
+  CrossEntropyForwardBackwardInput(context, head, x.data(), targets, kScale, dx_alone.data(),
+                                   log_sum_exp.data());
+  EXPECT_EQ(dx_alone, dx);
+  for (int64_t row = 0; row < kLargeVocab; row += kProjectionPartRows) {
+    ProjectionGradient(context, head, x.data(), targets, kScale, log_sum_exp.data(), row,
+                       in_parts.data() + row * kWidth);
+  }
+  EXPECT_EQ(in_parts, dweight);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "fmt/format.h"
@@ -88,6 +89,11 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
     WalkHooks hooks;
     hooks.hand = [&](int layer, const LayerGradient& gradient) {
       gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
+      return absl::OkStatus();
+    };
+    hooks.hand_part = [&](int layer, const LayerGradient& part) {
+      EXPECT_EQ(part.first_elem, std::ssize(gradients[layer]));
+      gradients[layer].insert(gradients[layer].end(), part.elems.begin(), part.elems.end());
       return absl::OkStatus();
     };
     hooks.activations = storage;
@@ -214,6 +220,102 @@ void DecoderComputeTest::ExpectTheSameBits(DType dtype) {
       Run(*compute, step, std::span(batches).first(1));
     }
   }
+}
+
+// A vocabulary that is cut, of a last part that is shorter and, untied, padded.
+class LargeVocabularyTest : public ::testing::TestWithParam<std::tuple<bool, cpu::Precision>> {
+ protected:
+  std::vector<std::vector<float>> Run(const BlockRecompute& recompute, DType activations,
+                                      std::vector<double>& losses) {
+    MemoryBudget budget(0);
+    const auto compute = DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget,
+                                                           nullptr, recompute, activations);
+    FOREBAY_CHECK(compute.ok());
+    std::vector<std::vector<float>> gradients(static_cast<size_t>(model_.inventory.num_layers()));
+    num_parts_ = 0;
+    WalkHooks hooks;
+    hooks.hand = [&](int layer, const LayerGradient& gradient) {
+      gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
+      return absl::OkStatus();
+    };
+    hooks.hand_part = [&](int layer, const LayerGradient& part) {
+      ++num_parts_;
+      EXPECT_EQ(part.first_elem, std::ssize(gradients[layer]));
+      EXPECT_EQ(part.elems.size() % kLayerAlignElems, 0);
+      gradients[layer].insert(gradients[layer].end(), part.elems.begin(), part.elems.end());
+      return absl::OkStatus();
+    };
+    LayerWalk walk(ChainSchedule(ChainOf(model_.config, recompute)).operations);
+    // Twice, so that what a pass leaves behind shows.
+    for (const size_t count : {size_t{1}, batches_.size()}) {
+      for (std::vector<float>& gradient : gradients) gradient.clear();
+      num_parts_ = 0;
+      losses.clear();
+      const auto batches = std::span(batches_).first(count);
+      EXPECT_TRUE((*compute)->BeginPass(batches, kScale).ok());
+      walk.Announce(runner_.source());
+      EXPECT_TRUE(walk.Run(runner_.source(), **compute, hooks).ok());
+      for (size_t b = 0; b < count; ++b) losses.push_back(*(*compute)->LossSumOf(b));
+    }
+    return gradients;
+  }
+
+  const bool tied_ = std::get<0>(GetParam());
+  const cpu::Precision precision_ = std::get<1>(GetParam());
+  const DType dtype_ = precision_ == cpu::Precision::kBf16 ? DType::kBF16 : DType::kF32;
+  const TinyModel model_ = MakeModel("LargeVocabulary",
+                                     R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 24,
+      "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "vocab_size": 70001, "max_position_embeddings": 64,
+      "tie_word_embeddings": )" + std::string(tied_ ? "true}" : "false}"),
+                                     dtype_, /*seed=*/1);
+  Runner runner_{model_, {.num_threads = 2, .precision = precision_, .max_tokens = 64}, dtype_};
+  const std::vector<MicroBatch> batches_ = {MakeBatch(model_, {{30, 9}}, 40, 3),
+                                            MakeBatch(model_, {{5, 17}, {11}}, 24, 4),
+                                            MakeBatch(model_, {{40}}, 40, 5)};
+  int num_parts_ = 0;
+};
+INSTANTIATE_TEST_SUITE_P(Models, LargeVocabularyTest,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values(cpu::Precision::kFp32,
+                                                              cpu::Precision::kBf16)));
+
+TEST_P(LargeVocabularyTest, ItsGradientsHaveTheSameBitsInParts) {
+  ASSERT_TRUE(MayCutVocabulary(model_.config));
+  for (const DType activations : kActivationDTypes) {
+    std::vector<double> losses, losses_in_parts;
+    const auto whole = Run({}, activations, losses);
+    EXPECT_EQ(num_parts_, 0);
+    const auto in_parts = Run({.vocabulary_in_parts = true}, activations, losses_in_parts);
+    EXPECT_EQ(losses_in_parts, losses);
+    EXPECT_EQ(in_parts, whole);
+    // Five of each table, and the norm of the output layer.
+    EXPECT_EQ(num_parts_, tied_ ? 5 + 1 : 5 + 1 + 5);
+  }
+}
+
+TEST_P(LargeVocabularyTest, TakesTheMemoryThatThePlannerCountsWhichIsLess) {
+  const auto bytes = [&](bool vocabulary_in_parts) {
+    MemoryBudget budget(0);
+    const BlockRecompute recompute = {.vocabulary_in_parts = vocabulary_in_parts};
+    const auto compute =
+        DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget, nullptr, recompute);
+    FOREBAY_CHECK(compute.ok());
+    const DecoderStepMemory memory = StepMemoryFor(model_.config, model_.inventory, 128, recompute);
+    EXPECT_EQ(budget.used_bytes(), HostBuffer::ChargedBytes(memory.checkpoint_bytes) +
+                                       HostBuffer::ChargedBytes(memory.activation_gradient_bytes) +
+                                       HostBuffer::ChargedBytes(memory.layer_gradient_bytes) +
+                                       HostBuffer::ChargedBytes(memory.embedding_gradient_bytes) +
+                                       HostBuffer::ChargedBytes(memory.projection_input_bytes));
+    return budget.used_bytes();
+  };
+  constexpr int64_t kTableBytes = 70001 * 24 * 4;
+  EXPECT_LT(bytes(true), bytes(false) - kTableBytes / 2);
+}
+
+TEST(MayCutVocabulary, OfLargeOnesWithRotatedPositions) {
+  EXPECT_FALSE(MayCutVocabulary(MakeTinyModel("Gpt2").config));
+  EXPECT_FALSE(MayCutVocabulary(MakeTinyModel("LlamaGroupedTied").config));
 }
 
 using DecoderSpillTest = DecoderComputeTest;

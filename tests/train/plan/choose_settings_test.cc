@@ -267,7 +267,8 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
   Plan plan = MustPlan(options_);
   EXPECT_EQ(plan.recompute, (BlockRecompute{Recompute::kAttention, 30}));
   EXPECT_EQ(ToJson(plan)["recompute"],
-            Json::parse(R"({"what": "attention", "layers": 30, "segment_layers": 1})"));
+            Json::parse(R"({"what": "attention", "layers": 30, "segment_layers": 1,
+                              "vocabulary_in_parts": false})"));
   EXPECT_THAT(FormatPlan(plan, Llama13B(), options_),
               HasSubstr("--recompute=attention --recompute_layers=30"));
   options_ = LargeSteps();

@@ -1,0 +1,106 @@
+"""A vocabulary too large for its gradients to be in memory whole: they are made in parts, with the same bits."""
+
+import json
+import re
+
+import pytest
+import tiny_models
+from conftest import random_rows, write_rows
+from transformers import LlamaConfig
+
+SETTINGS = dict(batch=2, accum=2, seq=48, steps=3, lr=1e-3, clip=0.5, seed=3)
+SIZES = {key: SETTINGS[key] for key in ("batch", "accum", "seq")}
+AMPLE = "1GiB"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def task(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("vocabulary")
+    model = str(directory / "model")
+    vocab = tiny_models.save_random(
+        LlamaConfig(
+            vocab_size=70_001,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            tie_word_embeddings=request.param,
+        ),
+        model,
+    )
+    tokens, flags = random_rows(10, 48, vocab, seed=4)
+    tokens = tokens * 273 + 5  # from all of the vocabulary
+    assert tokens.max() > 65_536
+    return dict(model=model, data=write_rows(directory / "data.fbd", tokens, flags, vocab))
+
+
+def plan(forebay, task, check=True, **options):
+    return forebay.run("plan", task["model"], "--format=json", check=check, **SIZES, **options)
+
+
+def in_parts(forebay, task, **options):
+    return json.loads(plan(forebay, task, **options).stdout)["recompute"]["vocabulary_in_parts"]
+
+
+def least_ram(forebay, task, **options):
+    refused = plan(forebay, task, check=False, ram="1MiB", **options)
+    least = re.findall(r"--ram=(\d+MiB)", refused.stdout + refused.stderr)[-1]
+    assert in_parts(forebay, task, ram=least, **options)
+    return least
+
+
+@pytest.fixture(scope="module")
+def tight(forebay, task):
+    assert not in_parts(forebay, task, ram=AMPLE)
+    return least_ram(forebay, task)
+
+
+def train(forebay, task, out, *extra, check=True, **changes):
+    return forebay.run("train", *extra, check=check, out=out, **task, **dict(SETTINGS, **changes))
+
+
+@pytest.fixture(scope="module")
+def expected(forebay, task, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "run"
+    train(forebay, task, out, ram=AMPLE)
+    return forebay.digest(out)
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    dict(gradients="speculate"),
+    dict(gradients="hold", durability="none"),
+    dict(durability="replay"),
+    dict(activations_tier="nvme"),
+    dict(threads=1),
+], ids=lambda changes: "-".join(map(str, changes.values())) or "usual")
+def test_the_least_memory_gives_the_bits_of_ample_memory(forebay, task, expected, tmp_path, changes):
+    out = tmp_path / "run"
+    text = train(forebay, task, out, ram=least_ram(forebay, task, **changes), **changes)
+    assert "vocabulary its gradients are made in parts" in text.stdout + text.stderr
+    assert forebay.digest(out) == expected
+
+
+def test_a_run_goes_on_with_more_or_less_memory(forebay, task, expected, tight, tmp_path):
+    out = tmp_path / "run"
+    for ram, resume in [(tight, []), (AMPLE, ["--resume"]), (tight, ["--resume"])]:
+        stopped = train(forebay, task, out, *resume, check=False, ram=ram, stop_after=1)
+        assert stopped.returncode in (0, 75), stopped.stderr
+    assert forebay.digest(out) == expected
+
+
+def test_one_mebibyte_less_is_refused_before_the_start(forebay, task, tight, tmp_path):
+    less = f"{int(tight[:-3]) - 1}MiB"
+    refused = train(forebay, task, tmp_path / "run", check=False, ram=less)
+    assert refused.returncode == 4
+    assert f"--ram={tight}" in refused.stderr
+    assert not (tmp_path / "run" / "swap").exists()
+
+
+def test_ranks_sum_whole_layers(forebay, task, tight):
+    # What divides the data sums the gradients of whole layers, and says what that needs.
+    refused = plan(forebay, task, check=False, ram=tight, data_parallel=2)
+    assert refused.returncode == 4
+    assert "(fp32)" in refused.stdout + refused.stderr
