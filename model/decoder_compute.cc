@@ -29,15 +29,30 @@ int64_t SmallElemsOfHead(const DecoderConfig& config, const Inventory& inventory
   return head.num_elems - head.small_begin;
 }
 
-// With the padding behind the table's last row.
-int64_t MostElemsOfPart(const DecoderConfig& config) {
-  return RoundUp(cpu::kProjectionPartRows * config.hidden_size, kLayerAlignElems);
-}
-
 }  // namespace
 
 bool MayCutVocabulary(const DecoderConfig& config) {
-  return cpu::MayCutProjection(config.vocab_size) && config.positions == PositionKind::kRope;
+  return VocabularyCut().Cuts(config.vocab_size) && config.positions == PositionKind::kRope;
+}
+
+int64_t MostElemsOfVocabularyPart(const DecoderConfig& config) {
+  return RoundUp(VocabularyCut().part_rows * config.hidden_size, kLayerAlignElems);
+}
+
+std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, const LayerSpec& layer,
+                                               int64_t first_elem) {
+  if (first_elem == layer.num_elems) return std::nullopt;
+  VocabularyPart part;
+  if (first_elem == layer.small_begin) {
+    part.num_elems = layer.num_elems - first_elem;
+    return part;
+  }
+  part.first_row = first_elem / config.hidden_size;
+  const int64_t rows_left = config.vocab_size - part.first_row;
+  part.num_rows = std::min(VocabularyCut().part_rows, rows_left);
+  const bool is_last = part.num_rows == rows_left;
+  part.num_elems = is_last ? layer.small_begin - first_elem : part.num_rows * config.hidden_size;
+  return part;
 }
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
@@ -47,7 +62,7 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
   const int64_t embedding = elems(EmbedLayer());
   const bool in_parts = recompute.vocabulary_in_parts;
   int64_t layer = in_parts
-                      ? MostElemsOfPart(config)
+                      ? MostElemsOfVocabularyPart(config)
                       : std::max(elems(HeadLayer(config)), config.tied_embeddings ? 0 : embedding);
   for (int i = 0; i < config.num_layers; ++i) layer = std::max(layer, elems(BlockLayer(i)));
   int64_t saved_bytes = 0;
@@ -357,26 +372,24 @@ void DecoderCompute::Drop(int layer) {
   kept_in_slot_[layer] = -1;
 }
 
-std::optional<LayerGradient> DecoderCompute::MakePart(int layer, const HeldWeights& weights,
-                                                      int64_t first_elem) {
+absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::MakePart(int layer,
+                                                                      const HeldWeights& weights,
+                                                                      int64_t first_elem) {
   const bool is_embedding = layer == EmbedLayer();
   if (!vocabulary_in_parts() || (!is_embedding && layer != HeadLayer(config_))) return std::nullopt;
   const TraceScope trace("gradient in parts", {.layer = layer});
   const LayerSpec& spec = decoder_->inventory().layers()[layer];
-  if (first_elem == spec.num_elems) return std::nullopt;
-  if (first_elem == spec.small_begin) {
-    FOREBAY_CHECK(!is_embedding);
+  const std::optional<VocabularyPart> part = VocabularyPartAt(config_, spec, first_elem);
+  if (!part.has_value()) return std::nullopt;
+  if (part->num_rows == 0) {
     return LayerGradient{.elems = SmallGradientOfHead(), .first_elem = first_elem};
   }
-  // Rows of the one table, which begins the layer.
-  const int64_t hidden = config_.hidden_size;
-  const int64_t first_row = first_elem / hidden;
-  const int64_t num_rows = std::min(cpu::kProjectionPartRows, config_.vocab_size - first_row);
-  const bool is_last = first_row + num_rows == config_.vocab_size;
-  const int64_t end_elem = is_last ? spec.small_begin : first_elem + num_rows * hidden;
-  const std::span<float> part = layer_gradient_.As<float>().first(end_elem - first_elem);
-  std::ranges::fill(part, 0.0f);
-  const std::span<float> rows = part.first(num_rows * hidden);
+  const int64_t first_row = part->first_row;
+  const std::span<float> gradient =
+      layer_gradient_.As<float>().first(static_cast<size_t>(part->num_elems));
+  std::ranges::fill(gradient, 0.0f);
+  const std::span<float> rows =
+      gradient.first(static_cast<size_t>(part->num_rows * config_.hidden_size));
   for (size_t batch = 0; batch < batches_.size(); ++batch) {
     if (is_embedding && !config_.tied_embeddings) break;
     const LayerWeights head = is_embedding ? LayerWeights() : weights.Of(layer);
@@ -386,7 +399,7 @@ std::optional<LayerGradient> DecoderCompute::MakePart(int layer, const HeldWeigh
   for (size_t batch = 0; is_embedding && batch < batches_.size(); ++batch) {
     decoder_->BackwardEmbedRows(batches_[batch], ActivationGradient(batch), first_row, rows);
   }
-  return LayerGradient{.elems = part, .first_elem = first_elem};
+  return LayerGradient{.elems = gradient, .first_elem = first_elem};
 }
 
 LayerGradient DecoderCompute::GradientOf(int layer) {

@@ -44,8 +44,20 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
 }
 
-// Whether BlockRecompute::vocabulary_in_parts is for the model.
+// Whether BlockRecompute::vocabulary_in_parts is for the model, and the elements of its largest
+// part, with the padding behind the last row.
 bool MayCutVocabulary(const DecoderConfig& config);
+int64_t MostElemsOfVocabularyPart(const DecoderConfig& config);
+// A part of the gradient of the layer of the embedding or of the head: rows of its table, with the
+// padding behind the last of them; or none, and the small tensors.
+struct VocabularyPart {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t num_elems = 0;
+};
+// That which begins with `first_elem` of the layer's; nullopt at its end.
+std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, const LayerSpec& layer,
+                                               int64_t first_elem);
 
 // Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, of WideActivationBytes, and of
 // `projection_input_bytes`.
@@ -89,8 +101,8 @@ class DecoderCompute : public LayerCompute {
   void Keep(int layer) override;
   void Drop(int layer) override;
   LayerGradient GradientOf(int layer) override;
-  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
-                                        int64_t first_elem) override;
+  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
+                                                        int64_t first_elem) override;
   Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t batch) override { return loss_sums_[batch]; }
 

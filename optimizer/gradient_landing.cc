@@ -63,7 +63,7 @@ absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& g
   // Behind each part: an error may keep the others from coming.
   if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
   Place& place = PlaceOf(num_started_);
-  place.first_elem = first_elem;
+  place.first_elem = gradient.first_elem + first_elem;
   place.num_elems = num_elems;
   const std::span<std::byte> to = place.memory.bytes();
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToHost(to.first(num_elems * SizeOf(dtype_)), rounded));

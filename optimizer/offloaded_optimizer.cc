@@ -116,9 +116,15 @@ absl::Status OffloadedOptimizer::HandPart(int layer, const GradientPart& part, T
 }
 
 absl::Status OffloadedOptimizer::HandPart(int layer, const LayerGradient& part, ThreadPool& pool) {
-  FOREBAY_CHECK(part.device == DeviceKind::kHost);
-  if (part.ready != nullptr) FOREBAY_RETURN_IF_ERROR(part.ready->Await());
-  return HandPart(layer, GradientPart{part.first_elem, part.elems}, pool);
+  if (part.device == DeviceKind::kHost) {
+    if (part.ready != nullptr) FOREBAY_RETURN_IF_ERROR(part.ready->Await());
+    return HandPart(layer, GradientPart{part.first_elem, part.elems}, pool);
+  }
+  if (part.first_elem == 0) {
+    const int64_t num_elems = impl_->tiles.layer_elems(layer);
+    FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, static_cast<size_t>(num_elems), {}));
+  }
+  return impl_->BringFromDevice(layer, part, pool, {});
 }
 
 absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
@@ -138,18 +144,24 @@ absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, 
   }
   // A gradient that does not fit is found before anything is copied.
   FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.elems.size(), without_gradient));
-  if (impl_->landing == nullptr) {
+  return impl_->BringFromDevice(layer, gradient, pool, without_gradient);
+}
+
+absl::Status OffloadedOptimizer::Impl::BringFromDevice(int layer, const LayerGradient& gradient,
+                                                       ThreadPool& compute,
+                                                       std::span<const int> without_gradient) {
+  if (landing == nullptr) {
     return UsageError(
         "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
         "Make it with the device, or copy the gradient to memory first");
   }
   // While a part is on its way the one before it is taken, of this layer or of the one before.
   for (int64_t begin = 0; begin < std::ssize(gradient.elems);) {
-    const bool is_first = begin == 0;
-    FOREBAY_ASSIGN_OR_RETURN(begin, impl_->landing->Start(layer, gradient, begin));
-    FOREBAY_RETURN_IF_ERROR(impl_->Land());
-    impl_->on_its_way = {.layer = layer, .compute = &pool, .is_begun = !is_first};
-    impl_->tensors->Hand(layer, without_gradient);
+    const bool is_first = gradient.first_elem + begin == 0;
+    FOREBAY_ASSIGN_OR_RETURN(begin, landing->Start(layer, gradient, begin));
+    FOREBAY_RETURN_IF_ERROR(Land());
+    on_its_way = {.layer = layer, .compute = &compute, .is_begun = !is_first};
+    tensors->Hand(layer, without_gradient);
   }
   return absl::OkStatus();
 }

@@ -59,6 +59,9 @@ struct OffloadedOptimizer::Impl {
   void EndTaking(int layer);
   absl::Status TakeRounded(int layer, const RoundedGradient& gradient, ThreadPool& compute,
                            std::span<const int> without_gradient);
+  // A gradient on the device, or a part of one. Requires: it fits, as CheckHand has it.
+  absl::Status BringFromDevice(int layer, const LayerGradient& gradient, ThreadPool& compute,
+                               std::span<const int> without_gradient);
   // Takes the gradient that is on its way, where one is.
   absl::Status Land();
   absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,

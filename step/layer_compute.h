@@ -70,8 +70,9 @@ class LayerCompute {
   // Of a layer whose gradients are handed over in parts: makes the part that begins with
   // `first_elem`, in memory that the next call uses again. nullopt: there is none, or the layer has
   // GradientOf. `weights`: those that the loss needs of the layer.
-  virtual std::optional<LayerGradient> MakePart(int /*layer*/, const HeldWeights& /*weights*/,
-                                                int64_t /*first_elem*/) {
+  virtual absl::StatusOr<std::optional<LayerGradient>> MakePart(int /*layer*/,
+                                                                const HeldWeights& /*weights*/,
+                                                                int64_t /*first_elem*/) {
     return std::nullopt;
   }
   // When all that was asked for so far no longer reads the layer's weights; nullptr: now. The event

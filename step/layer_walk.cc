@@ -163,7 +163,7 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
 
 absl::Status LayerWalk::Hand(int layer, LayerCompute& compute, const WalkHooks& hooks) const {
   const HeldWeights held(leases_);
-  std::optional<LayerGradient> part = compute.MakePart(layer, held, 0);
+  FOREBAY_ASSIGN_OR_RETURN(std::optional<LayerGradient> part, compute.MakePart(layer, held, 0));
   if (!part.has_value()) {
     const TraceScope trace = ScopeOf(kHand, layer);
     return hooks.hand(layer, compute.GradientOf(layer));
@@ -173,7 +173,8 @@ absl::Status LayerWalk::Hand(int layer, LayerCompute& compute, const WalkHooks& 
       const TraceScope trace = ScopeOf(kHand, layer);
       FOREBAY_RETURN_IF_ERROR(hooks.hand_part(layer, *part));
     }
-    part = compute.MakePart(layer, held, part->first_elem + std::ssize(part->elems));
+    const int64_t end_elem = part->first_elem + std::ssize(part->elems);
+    FOREBAY_ASSIGN_OR_RETURN(part, compute.MakePart(layer, held, end_elem));
   }
   return absl::OkStatus();
 }

@@ -73,7 +73,7 @@ int64_t ScratchBytes(int num_threads, Precision precision, int64_t max_tokens, i
                      int64_t attention_width) {
   constexpr int64_t kFloat = sizeof(float);
   const LossChunks chunks;
-  const int64_t vocab_chunk = chunks.VocabChunk(vocab);
+  const int64_t vocab_chunk = chunks.cut.PartRows(vocab);
   const int64_t norm_width = std::max(hidden, head_dim);
   int64_t total = 0;
   const auto add = [&](int64_t bytes) { total += ScratchAllocationBytes(bytes); };

@@ -42,7 +42,7 @@ class ChunkedLoss {
         head_(head),
         x_(x),
         gradients_(gradients),
-        vocab_chunk_(chunks.VocabChunk(head.out)) {
+        vocab_chunk_(chunks.cut.PartRows(head.out)) {
     FOREBAY_CHECK(!head.in_out && head.bias == nullptr);
     rows_ = impl_.shared.Get<RowState>(Slot::kLossRows, chunks.max_tokens);
     input_ = impl_.shared.Get<float>(Slot::kLossInput, chunks.max_tokens * head.in);
@@ -226,7 +226,7 @@ LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
 void ProjectionGradient(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks, double scale,
                         const float* log_sum_exp, int64_t first_row, float* dweight) {
-  FOREBAY_CHECK(head.out > chunks.most_at_once && first_row % chunks.cut_entries == 0);
+  FOREBAY_CHECK(chunks.cut.Cuts(head.out) && first_row % chunks.cut.part_rows == 0);
   FOREBAY_CHECK(first_row >= 0 && first_row < head.out);
   const LossGradients gradients = {.scale = scale, .dweight = dweight};
   ChunkedLoss loss(context, head, x, chunks, gradients);
@@ -236,10 +236,6 @@ void ProjectionGradient(Context& context, const Linear& head, const float* x,
     if (loss.num_rows() == chunks.max_tokens) loss.FinishChunk(first_row, log_sum_exp);
   }
   if (loss.num_rows() > 0) loss.FinishChunk(first_row, log_sum_exp);
-}
-
-bool MayCutProjection(int64_t vocab) {
-  return vocab > LossChunks().most_at_once;
 }
 
 void ProjectionGradient(Context& context, const Linear& head, const float* x,

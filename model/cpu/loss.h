@@ -11,10 +11,7 @@ inline constexpr int64_t kLossRowBytes = 64;
 
 struct LossChunks {
   int64_t max_tokens = 256;
-  int64_t most_at_once = 65536;  // entries of a vocabulary that is not cut
-  int64_t cut_entries = kProjectionPartRows;
-  // Vocabulary entries of one chunk; the last one may have fewer.
-  int64_t VocabChunk(int64_t vocab) const { return vocab <= most_at_once ? vocab : cut_entries; }
+  VocabularyCut cut;
 };
 
 // Gradients wanted, or nullptr.

@@ -18,6 +18,7 @@
 #include "forebay/base/process/parallel.h"
 #include "forebay/data/micro_batch.h"
 #include "forebay/model/operands/linear.h"
+#include "forebay/model/operands/vocabulary_cut.h"
 
 namespace forebay::cpu {
 
@@ -184,11 +185,9 @@ LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, con
 LossResult CrossEntropyForwardBackwardInput(Context& context, const Linear& head, const float* x,
                                             std::span<const int32_t> targets, double scale,
                                             float* dx, float* log_sum_exp);
-// Then, of a vocabulary that MayCutProjection, for the rows of dweight from `first_row` on, which
-// is a multiple of kProjectionPartRows: as many, or those that are left, are added to, with the
-// bits of CrossEntropyForwardBackward. `dweight`: of the first of them.
-inline constexpr int64_t kProjectionPartRows = 16384;
-bool MayCutProjection(int64_t vocab);
+// Then, of a vocabulary that is cut (VocabularyCut), for the part of dweight that begins with
+// `first_row`: it is added to, with the bits of CrossEntropyForwardBackward. `dweight`: of that
+// row.
 void ProjectionGradient(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
                         int64_t first_row, float* dweight);

@@ -19,12 +19,15 @@ __global__ void EmbeddingKernel(const T* table, const int32_t* tokens, int64_t h
 
 template <typename T, int kCount>
 __global__ void EmbeddingGradientKernel(const int32_t* tokens, TokenRuns runs, int64_t hidden,
-                                        const T* dout, float* dtable) {
+                                        const T* dout, int64_t first_row, int64_t num_rows,
+                                        float* dtable) {
   const int64_t column = (static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x) * kCount;
   if (column >= hidden) return;
   const int begin = runs.run_begin[blockIdx.x];
   const int end = runs.run_begin[blockIdx.x + 1];
-  float* const to = dtable + tokens[runs.order[begin]] * hidden + column;
+  const int64_t row_of_table = tokens[runs.order[begin]] - first_row;
+  if (row_of_table < 0 || row_of_table >= num_rows) return;
+  float* const to = dtable + row_of_table * hidden + column;
   float sum[kCount];
   Load(to, sum);
   // A frequent token has a long run: several of its rows are on their way at a time.
@@ -55,8 +58,9 @@ absl::Status EmbeddingForward(Context& context, const void* table, const int32_t
   });
 }
 
-absl::Status EmbeddingBackward(Context& context, const int32_t* tokens, const TokenRuns& runs,
-                               int64_t hidden, const void* dout, float* dtable) {
+absl::Status EmbeddingBackwardOfRows(Context& context, const int32_t* tokens, const TokenRuns& runs,
+                                     int64_t hidden, const void* dout, int64_t first_row,
+                                     int64_t num_rows, float* dtable) {
   if (runs.num_runs == 0) return absl::OkStatus();
   return VisitElement(context.dtype(), [&](auto element) {
     using T = decltype(element);
@@ -65,9 +69,15 @@ absl::Status EmbeddingBackward(Context& context, const int32_t* tokens, const To
       constexpr int kCount = decltype(width)::value;
       return Launch(context, "the embedding's gradient", &EmbeddingGradientKernel<T, kCount>,
                     Grid(runs.num_runs, CeilDiv(hidden, int64_t{kThreads} * kCount)), kThreads,
-                    tokens, runs, hidden, static_cast<const T*>(dout), dtable);
+                    tokens, runs, hidden, static_cast<const T*>(dout), first_row, num_rows, dtable);
     });
   });
+}
+
+absl::Status EmbeddingBackward(Context& context, const int32_t* tokens, const TokenRuns& runs,
+                               int64_t hidden, const void* dout, float* dtable) {
+  return EmbeddingBackwardOfRows(context, tokens, runs, hidden, dout, /*first_row=*/0,
+                                 /*num_rows=*/int64_t{1} << 31, dtable);
 }
 
 }  // namespace forebay::cuda

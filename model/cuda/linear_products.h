@@ -33,8 +33,9 @@ absl::Status MultiplyBackwardInput(Context& context, const Linear& linear, const
 absl::Status MultiplyBackwardWeight(Context& context, const Linear& linear, const void* x,
                                     const LinearGradient& dy, int64_t tokens, float* dweight);
 
-// The three, where all but the weights and their gradient begin on 16 bytes. `dweight`, like
-// linear.weight and linear.bias, is looked at for what it is aligned to. `y`: of the first.
+// The three in this order, where all but the weights and their gradient begin on 16 bytes.
+// `dweight`, like linear.weight and linear.bias, is looked at for what it is aligned to. `y`: of
+// the first.
 std::vector<MatmulProduct> ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
                                       const LinearOutput& y, const LinearGradient& dy,
                                       const float* dweight);

@@ -2,7 +2,6 @@
 // and the sum of exponentials together, and once for the gradients.
 #include "forebay/model/cuda/launch.h"
 #include "forebay/model/cuda/loss.h"
-#include "forebay/model/cuda/loss_sizes.h"
 
 namespace forebay::cuda {
 namespace {
@@ -72,39 +71,50 @@ FOREBAY_DEVICE Exponentials ExponentialsOf(const float* row, int64_t vocab) {
 
 // dlogits may lie in the place of the logits: a thread writes what it alone has read.
 template <typename T>
-FOREBAY_DEVICE void StoreGradients(const float* row, int64_t vocab, int target, float log_sum,
-                                   float scale, T* dlogits) {
-  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kCount; i < vocab; i += kThreads * kCount) {
+FOREBAY_DEVICE void StoreGradients(const LogitRows& rows, int64_t row, float log_sum, float scale,
+                                   T* dlogits) {
+  const float* const logits = rows.logits + row * rows.stride;
+  const int target = rows.targets[row];
+  const int64_t one_hot = target - rows.first;
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) * kCount; i < rows.entries;
+       i += kThreads * kCount) {
     float values[kCount] = {};
     if (target >= 0) {
-      LoadLogits(row, i, vocab, values);
+      LoadLogits(logits, i, rows.entries, values);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
-        values[j] = (expf(values[j] - log_sum) - (i + j == target ? 1.0f : 0.0f)) * scale;
+        values[j] = (expf(values[j] - log_sum) - (i + j == one_hot ? 1.0f : 0.0f)) * scale;
       }
     }
-    Store(values, dlogits + i);  // rows have room for whole accesses
+    Store(values, dlogits + row * rows.stride + i);
   }
 }
 
 // dlogits nullptr: the loss alone.
 template <typename T>
-__global__ void LossKernel(LogitRows rows, int64_t stride, float scale, float* losses, T* dlogits) {
+__global__ void LossKernel(LogitRows rows, float scale, float* losses, float* log_sum_exp,
+                           T* dlogits) {
   const int64_t row = blockIdx.x;
   const int target = rows.targets[row];
-  const float* const logits = rows.logits + row * stride;
+  const float* const logits = rows.logits + row * rows.stride;
   float log_sum = 0;
   if (target >= 0) {
     const float of_target = logits[target];
-    const Exponentials all = ExponentialsOf(logits, rows.vocab);
+    const Exponentials all = ExponentialsOf(logits, rows.entries);
     log_sum = all.most + logf(all.sum);
     if (threadIdx.x == 0) losses[row] = log_sum - of_target;
+    if (threadIdx.x == 0 && log_sum_exp != nullptr) log_sum_exp[row] = log_sum;
   } else if (threadIdx.x == 0) {
     losses[row] = 0;
   }
-  if (dlogits != nullptr) {
-    StoreGradients(logits, rows.vocab, target, log_sum, scale, dlogits + row * stride);
-  }
+  if (dlogits != nullptr) StoreGradients(rows, row, log_sum, scale, dlogits);
+}
+
+template <typename T>
+__global__ void GradientKernel(LogitRows rows, float scale, const float* log_sum_exp, T* dlogits) {
+  const int64_t row = blockIdx.x;
+  const float log_sum = rows.targets[row] >= 0 ? log_sum_exp[row] : 0;
+  StoreGradients(rows, row, log_sum, scale, dlogits);
 }
 
 // One block: sums of every 256th value, added in order.
@@ -123,12 +133,20 @@ __global__ void SumKernel(const float* values, int64_t count, double* sum) {
 }  // namespace
 
 absl::Status LossOfRows(Context& context, const LogitRows& rows, double scale, float* losses,
-                        void* dlogits) {
+                        float* log_sum_exp, void* dlogits) {
   return VisitElement(context.dtype(), [&](auto element) {
     using T = decltype(element);
     return Launch(context, "cross-entropy", &LossKernel<T>, Grid(rows.rows), kThreads, rows,
-                  LogitStride(rows.vocab), static_cast<float>(scale), losses,
-                  static_cast<T*>(dlogits));
+                  static_cast<float>(scale), losses, log_sum_exp, static_cast<T*>(dlogits));
+  });
+}
+
+absl::Status GradientOfRows(Context& context, const LogitRows& rows, double scale,
+                            const float* log_sum_exp, void* dlogits) {
+  return VisitElement(context.dtype(), [&](auto element) {
+    using T = decltype(element);
+    return Launch(context, "the gradient of logits", &GradientKernel<T>, Grid(rows.rows), kThreads,
+                  rows, static_cast<float>(scale), log_sum_exp, static_cast<T*>(dlogits));
   });
 }
 

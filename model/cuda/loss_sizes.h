@@ -6,6 +6,7 @@
 
 #include "forebay/base/dtype.h"
 #include "forebay/model/cuda/scratch_sizes.h"
+#include "forebay/model/operands/vocabulary_cut.h"
 
 namespace forebay::cuda {
 
@@ -13,6 +14,12 @@ namespace forebay::cuda {
 // place). More would only help the product that adds to dweight, which is read and written once a
 // chunk.
 inline constexpr int64_t kMostLogits = int64_t{64} << 20;
+
+// How cross-entropy is cut: some tokens at a time, and a large vocabulary in parts.
+struct LossChunks {
+  int64_t most_logits = kMostLogits;
+  VocabularyCut cut;
+};
 
 // Rows of logits and of their gradients begin on 16 bytes.
 constexpr int64_t LogitStride(int64_t vocab) {

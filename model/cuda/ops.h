@@ -153,6 +153,10 @@ struct TokenRuns {
 // dtable[tokens[i]] += dout[i] (fp32), in the order of i for every row of the table.
 absl::Status EmbeddingBackward(Context& context, const int32_t* tokens, const TokenRuns& runs,
                                int64_t hidden, const void* dout, float* dtable);
+// The same for the rows [first_row, first_row + num_rows) alone. `dtable`: of the first of them.
+absl::Status EmbeddingBackwardOfRows(Context& context, const int32_t* tokens, const TokenRuns& runs,
+                                     int64_t hidden, const void* dout, int64_t first_row,
+                                     int64_t num_rows, float* dtable);
 
 // ---- Loss
 
@@ -166,6 +170,17 @@ absl::Status CrossEntropyForward(Context& context, const Linear& head, const voi
 absl::Status CrossEntropyForwardBackward(Context& context, const Linear& head, const void* x,
                                          const int32_t* targets, int64_t tokens, double scale,
                                          double* loss_sum, void* dx, float* dweight);
+// The same without dweight. `log_sum_exp`: [tokens], of trained tokens written, for
+// ProjectionGradient.
+absl::Status CrossEntropyForwardBackwardInput(Context& context, const Linear& head, const void* x,
+                                              const int32_t* targets, int64_t tokens, double scale,
+                                              double* loss_sum, void* dx, float* log_sum_exp);
+// Then, of a vocabulary that is cut (VocabularyCut), for the part of dweight that begins with
+// `first_row`: it is added to, with the bits of CrossEntropyForwardBackward of as many tokens.
+// `dweight`: of that row.
+absl::Status ProjectionGradient(Context& context, const Linear& head, const void* x,
+                                const int32_t* targets, int64_t tokens, double scale,
+                                const float* log_sum_exp, int64_t first_row, float* dweight);
 // logits [rows, vocab] fp32, for generation.
 absl::Status Logits(Context& context, const Linear& head, const void* x, int64_t rows,
                     float* logits);

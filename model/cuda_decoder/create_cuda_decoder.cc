@@ -6,6 +6,7 @@
 #include "forebay/device/stream_trace.h"
 #include "forebay/model/cuda_decoder/cuda_layer_compute.h"
 #include "forebay/model/cuda_decoder/decoder_products.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/model/rope.h"
 
 namespace forebay {
@@ -58,6 +59,13 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   }
   FOREBAY_RETURN_IF_ERROR(
       allocate(large_gradient_.memory, "gradient of the embedding (fp32)", layout_.large_gradient));
+  if (options_.vocabulary_in_parts) {
+    FOREBAY_RETURN_IF_ERROR(
+        allocate(projection_inputs_, "inputs of the output layer", layout_.projection_inputs));
+    FOREBAY_RETURN_IF_ERROR(allocate(log_sums_, "logarithms of sums", layout_.log_sums));
+    FOREBAY_RETURN_IF_ERROR(allocate(small_gradient_.memory, "gradient of the last norm (fp32)",
+                                     layout_.small_gradient));
+  }
   FOREBAY_RETURN_IF_ERROR(allocate(loss_sums_, "losses", layout_.losses));
   FOREBAY_ASSIGN_OR_RETURN(host_loss_sums_, HostBuffer::Create(host_budget, "losses",
                                                                layout_.losses, {.device = device}));
@@ -70,6 +78,7 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
   FOREBAY_ASSIGN_OR_RETURN(gradient_is_complete_, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(block_gradient_.is_taken, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(large_gradient_.is_taken, device->CreateEvent());
+  FOREBAY_ASSIGN_OR_RETURN(small_gradient_.is_taken, device->CreateEvent());
   FOREBAY_ASSIGN_OR_RETURN(losses_are_there_, device->CreateEvent());
   for (int layer = 0; layer < inventory_.num_layers(); ++layer) {
     FOREBAY_ASSIGN_OR_RETURN(used_.emplace_back(), device->CreateEvent());
@@ -84,6 +93,7 @@ absl::StatusOr<std::unique_ptr<CudaDecoder>> CreateCudaDecoder(
     MemoryBudget* device_budget, MemoryBudget* host_budget, MatmulAlgorithms* algorithms) {
   FOREBAY_CHECK(device->kind() == DeviceKind::kCuda);
   FOREBAY_CHECK(!options.shares_gradients || !config.tied_embeddings);
+  FOREBAY_CHECK(!options.vocabulary_in_parts || MayCutVocabulary(config));
   FOREBAY_CHECK(options.max_tokens > 0 && options.step_tokens >= options.max_tokens &&
                 options.num_batches >= 1);
   auto decoder = std::make_unique<CudaLayerCompute>(config, options);

@@ -24,15 +24,19 @@ absl::Status CudaBlock::Normalize(const NormTensors& norm, const LayerWeights& w
 absl::Status CudaBlock::NormalizeBackward(const NormTensors& norm, const LayerWeights& weights,
                                           const void* x, const NormStatistics& statistics,
                                           const void* dy, int64_t rows, int64_t width, void* dx,
-                                          bool accumulate, std::span<float> gradient) {
+                                          bool accumulate, std::span<float> gradient,
+                                          int64_t first_elem) {
   const void* const weight = ElementOf(weights, norm.weight);
-  float* const dweight = ElementOf(gradient, norm.weight);
+  const auto place_of = [&](int64_t elem) {
+    return elem == kAbsent ? nullptr : ElementOf(gradient, elem - first_elem);
+  };
+  float* const dweight = place_of(norm.weight);
   if (statistics.mean == nullptr) {
     return cuda::RmsNormBackward(context_, x, weight, statistics.inverse, dy, rows, width, dx,
                                  accumulate, dweight);
   }
   return cuda::LayerNormBackward(context_, x, weight, statistics.mean, statistics.inverse, dy, rows,
-                                 width, dx, accumulate, dweight, ElementOf(gradient, norm.bias));
+                                 width, dx, accumulate, dweight, place_of(norm.bias));
 }
 
 cuda::AttentionShape CudaBlock::AttentionOf(int block, const DeviceBatch& batch) const {

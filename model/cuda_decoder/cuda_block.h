@@ -31,7 +31,7 @@ class CudaBlock {
   absl::Status NormalizeBackward(const NormTensors& norm, const LayerWeights& weights,
                                  const void* x, const NormStatistics& statistics, const void* dy,
                                  int64_t rows, int64_t width, void* dx, bool accumulate,
-                                 std::span<float> gradient);
+                                 std::span<float> gradient, int64_t first_elem = 0);
 
   // out = the block's output for its input x; both [tokens, hidden]. They may be one buffer.
   absl::Status Forward(int block, const BlockTensors& tensors, const LayerWeights& weights,

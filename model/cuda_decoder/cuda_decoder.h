@@ -35,13 +35,18 @@ struct CudaDecoderOptions {
   // memory, and the first block waits until the head's have left. Not with tied embeddings, whose
   // gradients are made while those of blocks are.
   bool shares_gradients = false;
+  // As BlockRecompute has it: the gradients of the embedding and of the output projection are made
+  // in parts, where those of blocks are.
+  bool vocabulary_in_parts = false;
   bool training = true;  // else for passes that keep no activation and go forward alone
 };
 
 // Bytes that CreateCudaDecoder charges to the device's budget.
 struct CudaDecoderMemory {
-  int64_t workspace_bytes = 0;    // of one block, and the operators' scratch
-  int64_t activation_bytes = 0;   // kept on the device, and their gradients of one layer
+  int64_t workspace_bytes = 0;  // of one block, and the operators' scratch
+  // Kept on the device, and their gradients of one layer; with vocabulary_in_parts also the inputs
+  // of the output layer.
+  int64_t activation_bytes = 0;
   int64_t gradient_bytes = 0;     // of weights: one block and the largest of the other layers
   int64_t micro_batch_bytes = 0;  // tokens, and losses
 

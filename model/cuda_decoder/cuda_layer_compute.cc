@@ -5,6 +5,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/device/stream_trace.h"
+#include "forebay/model/decoder_compute.h"
 
 namespace forebay {
 
@@ -24,8 +25,11 @@ std::span<float> CudaLayerCompute::Gradient(int layer) {
 }
 
 absl::Status CudaLayerCompute::ZeroGradient(int layer) {
-  const std::span<float> gradient = Gradient(layer);
-  FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*PlaceOf(layer).is_taken));
+  return Zero(PlaceOf(layer), Gradient(layer), layer);
+}
+
+absl::Status CudaLayerCompute::Zero(GradientPlace& place, std::span<float> gradient, int layer) {
+  FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*place.is_taken));
   const StreamScope scope(*stream_, "clear the gradient", {.layer = layer});
   return stream_->Fill(gradient.data(), std::byte{0}, static_cast<int64_t>(gradient.size_bytes()));
 }
@@ -98,9 +102,9 @@ absl::Status CudaLayerCompute::Forward(int layer, const HeldWeights& held, size_
   return EndUse(layer);
 }
 
-absl::Status CudaLayerCompute::Normed(const LayerWeights& head, size_t batch) {
+absl::Status CudaLayerCompute::Normed(const LayerWeights& head, size_t batch, void* normed) {
   return block_->Normalize(tensors_.final_norm, head, Activation(slot_, batch),
-                           (*batches_)[batch].tokens, config_.hidden_size, workspace_.normed,
+                           (*batches_)[batch].tokens, config_.hidden_size, normed,
                            workspace_.attention_statistics);
 }
 
@@ -114,7 +118,7 @@ absl::Status CudaLayerCompute::Loss(int layer, const HeldWeights& held, size_t b
   FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
   const StreamScope scope(*stream_, "loss", ScopeOf(layer, batch));
   const DeviceBatch& tokens = (*batches_)[batch];
-  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
+  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch, workspace_.normed));
   FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForward(*context_, weights.projection,
                                                     workspace_.normed, tokens.target, tokens.tokens,
                                                     LossSum(batch)));
@@ -122,7 +126,30 @@ absl::Status CudaLayerCompute::Loss(int layer, const HeldWeights& held, size_t b
   return FetchLoss(batch);
 }
 
+absl::Status CudaLayerCompute::LossAndInputGradient(int layer, const HeadWeights& weights,
+                                                    size_t batch) {
+  if (batch == 0) FOREBAY_RETURN_IF_ERROR(Zero(small_gradient_, SmallGradient(), layer));
+  const StreamScope scope(*stream_, "loss", ScopeOf(layer, batch));
+  const DeviceBatch& tokens = (*batches_)[batch];
+  void* const d_normed = workspace_.residual;
+  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch, ProjectionInput(batch)));
+  FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForwardBackwardInput(
+      *context_, weights.projection, ProjectionInput(batch), tokens.target, tokens.tokens,
+      gradient_scale_, LossSum(batch), d_normed, LogSums(batch)));
+  const int64_t small_begin = inventory_.layers()[layer].small_begin;
+  FOREBAY_RETURN_IF_ERROR(block_->NormalizeBackward(
+      tensors_.final_norm, weights.head, Activation(slot_, batch), workspace_.attention_statistics,
+      d_normed, tokens.tokens, config_.hidden_size, ActivationGradient(batch), /*accumulate=*/false,
+      SmallGradient(), small_begin));
+  FOREBAY_RETURN_IF_ERROR(EndHeadUse(layer));
+  return FetchLoss(batch);
+}
+
 absl::Status CudaLayerCompute::LossAndGradient(int layer, const HeldWeights& held, size_t batch) {
+  if (options_.vocabulary_in_parts) {
+    FOREBAY_ASSIGN_OR_RETURN(const HeadWeights weights, UseHead(layer, held));
+    return LossAndInputGradient(layer, weights, batch);
+  }
   const bool tied = config_.tied_embeddings;
   if (batch == 0) {
     FOREBAY_RETURN_IF_ERROR(ZeroGradient(layer));
@@ -134,7 +161,7 @@ absl::Status CudaLayerCompute::LossAndGradient(int layer, const HeldWeights& hel
   const std::span<float> gradient = Gradient(layer);
   const std::span<float> of_projection = tied ? Gradient(EmbedLayer()) : gradient;
   void* const d_normed = workspace_.residual;
-  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch));
+  FOREBAY_RETURN_IF_ERROR(Normed(weights.head, batch, workspace_.normed));
   FOREBAY_RETURN_IF_ERROR(cuda::CrossEntropyForwardBackward(
       *context_, weights.projection, workspace_.normed, tokens.target, tokens.tokens,
       gradient_scale_, LossSum(batch), d_normed,
@@ -174,6 +201,7 @@ absl::Status CudaLayerCompute::BackwardEmbed(size_t batch) {
 
 absl::Status CudaLayerCompute::Backward(int layer, const HeldWeights& held, size_t batch) {
   const bool is_embedding = layer == EmbedLayer();
+  if (is_embedding && options_.vocabulary_in_parts) return absl::OkStatus();
   // The tied embedding's gradients hold already what the output projection gave them.
   if (batch == 0 && !(is_embedding && config_.tied_embeddings)) {
     FOREBAY_RETURN_IF_ERROR(ZeroGradient(layer));
@@ -205,6 +233,61 @@ LayerGradient CudaLayerCompute::GradientOf(int layer) {
           .device = DeviceKind::kCuda,
           .ready = gradient_is_complete_.get(),
           .taken = PlaceOf(layer).is_taken.get()};
+}
+
+absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::PartIn(const GradientPlace& place,
+                                                                      std::span<const float> elems,
+                                                                      int64_t first_elem) {
+  FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient_is_complete_));
+  return LayerGradient{.elems = elems,
+                       .device = DeviceKind::kCuda,
+                       .ready = gradient_is_complete_.get(),
+                       .taken = place.is_taken.get(),
+                       .first_elem = first_elem};
+}
+
+// Of the one table, which begins the layer.
+absl::Status CudaLayerCompute::AddRows(int layer, const HeldWeights& held, int64_t first_row,
+                                       std::span<float> rows) {
+  const bool is_embedding = layer == EmbedLayer();
+  const bool is_projection = !is_embedding || config_.tied_embeddings;
+  const StreamScope scope(*stream_, "gradient in parts", {.layer = layer});
+  if (is_projection) {
+    FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, Use(layer, held));
+    const Linear projection = tensors_.projection.View(weights);
+    for (size_t batch = 0; batch < num_batches_; ++batch) {
+      const DeviceBatch& tokens = (*batches_)[batch];
+      FOREBAY_RETURN_IF_ERROR(cuda::ProjectionGradient(
+          *context_, projection, ProjectionInput(batch), tokens.target, tokens.tokens,
+          gradient_scale_, LogSums(batch), first_row, rows.data()));
+    }
+    FOREBAY_RETURN_IF_ERROR(EndUse(layer));
+  }
+  for (size_t batch = 0; is_embedding && batch < num_batches_; ++batch) {
+    const DeviceBatch& tokens = (*batches_)[batch];
+    FOREBAY_RETURN_IF_ERROR(cuda::EmbeddingBackwardOfRows(
+        *context_, tokens.token, tokens.token_runs, config_.hidden_size, ActivationGradient(batch),
+        first_row, std::ssize(rows) / config_.hidden_size, rows.data()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::MakePart(int layer,
+                                                                        const HeldWeights& held,
+                                                                        int64_t first_elem) {
+  const bool is_apart = layer == EmbedLayer() || layer == HeadLayer(config_);
+  const std::optional<VocabularyPart> part =
+      options_.vocabulary_in_parts && is_apart
+          ? VocabularyPartAt(config_, inventory_.layers()[layer], first_elem)
+          : std::nullopt;
+  if (!part.has_value()) return std::nullopt;
+  if (part->num_rows == 0) return PartIn(small_gradient_, SmallGradient(), first_elem);
+  const std::span<float> gradient(reinterpret_cast<float*>(large_gradient_.memory.address()),
+                                  static_cast<size_t>(part->num_elems));
+  FOREBAY_RETURN_IF_ERROR(Zero(large_gradient_, gradient, layer));
+  const auto num_elems = static_cast<size_t>(part->num_rows * config_.hidden_size);
+  FOREBAY_RETURN_IF_ERROR(AddRows(layer, held, part->first_row, gradient.first(num_elems)));
+  return PartIn(large_gradient_, gradient, first_elem);
 }
 
 absl::StatusOr<double> CudaLayerCompute::LossSumOf(size_t batch) {

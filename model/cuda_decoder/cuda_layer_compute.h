@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,8 @@ class CudaLayerCompute final : public CudaDecoder {
   void Keep(int layer) override;
   void Drop(int layer) override;
   LayerGradient GradientOf(int layer) override;
+  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& held,
+                                                        int64_t first_elem) override;
   Event* WeightsAreUsed(int layer) override { return used_[static_cast<size_t>(layer)].get(); }
   absl::StatusOr<double> LossSumOf(size_t batch) override;
   ActivationStorage& activations() override { return *activations_; }
@@ -66,11 +69,29 @@ class CudaLayerCompute final : public CudaDecoder {
     std::unique_ptr<Event> is_taken;  // by whoever brings what was in it to RAM
   };
   GradientPlace& PlaceOf(int layer) {
-    const bool is_large = options_.shares_gradients || HasLargeGradient(config_, layer);
+    const bool is_large = options_.shares_gradients || options_.vocabulary_in_parts ||
+                          HasLargeGradient(config_, layer);
     return is_large ? large_gradient_ : block_gradient_;
   }
   std::span<float> Gradient(int layer);
   absl::Status ZeroGradient(int layer);
+  // Waits until what was in the place is taken.
+  absl::Status Zero(GradientPlace& place, std::span<float> gradient, int layer);
+  // A part of a gradient that is made there.
+  absl::StatusOr<std::optional<LayerGradient>> PartIn(const GradientPlace& place,
+                                                      std::span<const float> elems,
+                                                      int64_t first_elem);
+  // With vocabulary_in_parts:
+  std::byte* ProjectionInput(size_t batch) const {
+    return projection_inputs_.address() + OffsetOf(batch);
+  }
+  float* LogSums(size_t batch) const {
+    return reinterpret_cast<float*>(log_sums_.address()) + first_token_[batch];
+  }
+  std::span<float> SmallGradient() const {
+    return {reinterpret_cast<float*>(small_gradient_.memory.address()),
+            static_cast<size_t>(layout_.small_gradient) / sizeof(float)};
+  }
 
   // The layer's weights, which the stream waits for.
   absl::StatusOr<LayerWeights> Use(int layer, const HeldWeights& held);
@@ -80,7 +101,10 @@ class CudaLayerCompute final : public CudaDecoder {
     Linear projection;
   };
   absl::StatusOr<HeadWeights> UseHead(int layer, const HeldWeights& held);
-  absl::Status Normed(const LayerWeights& head, size_t batch);
+  absl::Status LossAndInputGradient(int layer, const HeadWeights& weights, size_t batch);
+  absl::Status AddRows(int layer, const HeldWeights& held, int64_t first_row,
+                       std::span<float> rows);
+  absl::Status Normed(const LayerWeights& head, size_t batch, void* normed);
   // Nothing that was enqueued so far still reads the layer's weights when its event is reached.
   absl::Status EndUse(int layer) { return stream_->Record(*used_[static_cast<size_t>(layer)]); }
   absl::Status EndHeadUse(int layer) {
@@ -106,7 +130,8 @@ class CudaLayerCompute final : public CudaDecoder {
   // Memory before the stream that uses it, so that it ends first; events before it too.
   DeviceAllocation workspace_memory_, activation_gradient_, loss_sums_;
   std::unique_ptr<GpuActivations> activations_;
-  GradientPlace block_gradient_, large_gradient_;
+  GradientPlace block_gradient_, large_gradient_, small_gradient_;
+  DeviceAllocation projection_inputs_, log_sums_;
   HostBuffer host_loss_sums_;
   std::unique_ptr<DeviceBatches> batches_;
   std::vector<std::unique_ptr<Event>> used_;  // by layer

@@ -5,6 +5,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/cuda/scratch.h"
 #include "forebay/model/cuda_decoder/device_batches.h"
+#include "forebay/model/decoder_compute.h"
 #include "forebay/step/step_schedule.h"
 
 namespace forebay {
@@ -40,11 +41,21 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
                             .num_spilled_activations = options.num_spilled_activations,
                             .segment_layers = options.segment_layers});
   activation_gradient = activations.activation_bytes;
+  constexpr int64_t kFloat = sizeof(float);
+  if (options.vocabulary_in_parts) {
+    const LayerSpec& head = inventory.layers()[HeadLayer(config)];
+    projection_inputs = activations.activation_bytes;
+    log_sums = options.step_tokens * kFloat;
+    small_gradient = (head.num_elems - head.small_begin) * kFloat;
+    large_gradient = MostElemsOfVocabularyPart(config) * kFloat;
+  }
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
-    const bool is_large = options.shares_gradients || HasLargeGradient(config, layer);
+    const bool is_apart = layer == EmbedLayer() || layer == HeadLayer(config);
+    if (options.vocabulary_in_parts && is_apart) continue;
+    const bool is_large =
+        options.shares_gradients || options.vocabulary_in_parts || HasLargeGradient(config, layer);
     int64_t& most = is_large ? large_gradient : block_gradient;
-    most =
-        std::max(most, inventory.layers()[layer].num_elems * static_cast<int64_t>(sizeof(float)));
+    most = std::max(most, inventory.layers()[layer].num_elems * kFloat);
   }
 }
 
@@ -53,8 +64,9 @@ CudaDecoderMemory CudaDecoderMemoryFor(const DecoderConfig& config,
   const CudaDecoderLayout layout(config, options);
   return {.workspace_bytes = layout.workspace + layout.scratch + cuda::kMatmulWorkspaceBytes,
           .activation_bytes = layout.activations.num_buffers * layout.activations.activation_bytes +
-                              layout.activation_gradient,
-          .gradient_bytes = layout.block_gradient + layout.large_gradient,
+                              layout.activation_gradient + layout.projection_inputs +
+                              layout.log_sums,
+          .gradient_bytes = layout.block_gradient + layout.large_gradient + layout.small_gradient,
           .micro_batch_bytes = layout.micro_batches + layout.losses};
 }
 

@@ -25,6 +25,11 @@ struct CudaDecoderLayout {
   int64_t activation_gradient = 0;
   int64_t block_gradient = 0;
   int64_t large_gradient = 0;
+  // With vocabulary_in_parts: the inputs of the output layer, the logarithms of the sums of its
+  // logits, and the gradient of its small tensors.
+  int64_t projection_inputs = 0;
+  int64_t log_sums = 0;
+  int64_t small_gradient = 0;
   int64_t losses = 0;
   int64_t micro_batches = 0;
   int64_t rope = 0;  // both tables, while they are copied

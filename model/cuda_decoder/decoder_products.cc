@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <vector>
 
 #include "forebay/base/errors.h"
 #include "forebay/memory/device_allocation.h"
@@ -18,26 +19,43 @@ std::vector<MatmulProduct> TrainingProducts(const cuda::Context& context,
   std::byte* const layer = context.scratch().address();
   const LayerWeights weights = {.dtype = options.dtype, .data = {layer, 1}};
   std::vector<MatmulProduct> products;
-  const auto add = [&](const LinearTensors& linear, int64_t tokens, const cuda::LinearOutput& y,
-                       const cuda::LinearGradient& dy) {
-    if (!linear.present()) return;
+  const auto add = [&](const std::vector<MatmulProduct>& more) {
+    products.insert(products.end(), more.begin(), more.end());
+  };
+  const auto of = [&](const LinearTensors& linear, int64_t tokens, const cuda::LinearOutput& y,
+                      const cuda::LinearGradient& dy) {
     const float* const gradient = reinterpret_cast<float*>(layer) + linear.weight;
-    std::ranges::copy(cuda::ProductsOf(context, linear.View(weights), tokens, y, dy, gradient),
-                      std::back_inserter(products));
+    return cuda::ProductsOf(context, linear.View(weights), tokens, y, dy, gradient);
   };
   for (const BlockTensors& block : tensors.blocks) {
     for (const LinearTensors* linear :
          {&block.query, &block.key, &block.value, &block.attention_out, &block.gate, &block.up,
           &block.down}) {
-      add(*linear, options.max_tokens, {.dtype = options.dtype}, {});
+      if (linear->present()) add(of(*linear, options.max_tokens, {.dtype = options.dtype}, {}));
     }
   }
-  // The loss goes through the tokens in chunks, of which the last may be smaller.
+  // The loss goes through the tokens in chunks, and through a large vocabulary in parts, of which
+  // the last may be smaller; the gradient of its input is of all parts at once.
   const int64_t vocab = config.vocab_size;
   const int64_t chunk = cuda::LossChunkTokens(options.max_tokens, vocab, cuda::kMostLogits);
   const int64_t stride = cuda::LogitStride(vocab);
+  const cuda::LinearOutput logits = {.stride = stride, .dtype = DType::kF32};
+  const cuda::LinearGradient dlogits = {.stride = stride};
   for (const int64_t tokens : {chunk, options.max_tokens % chunk}) {
-    add(tensors.projection, tokens, {.stride = stride, .dtype = DType::kF32}, {.stride = stride});
+    if (tokens == 0) continue;
+    const std::vector<MatmulProduct> whole = of(tensors.projection, tokens, logits, dlogits);
+    if (!VocabularyCut().Cuts(vocab)) {
+      add(whole);
+      continue;
+    }
+    add({whole[1]});
+    for (const int64_t rows : {VocabularyCut().part_rows, vocab % VocabularyCut().part_rows}) {
+      if (rows == 0) continue;
+      LinearTensors part = tensors.projection;
+      part.out = rows;
+      const std::vector<MatmulProduct> of_part = of(part, tokens, logits, dlogits);
+      add({of_part[0], of_part[2]});
+    }
   }
   return products;
 }

@@ -153,8 +153,8 @@ class ModuleRun::Compute : public LayerCompute {
   void Drop(int) override {}
   LayerGradient GradientOf(int layer) override { return {.elems = gradients_[layer]}; }
   // Its memory is written over before the next is made.
-  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
-                                        int64_t first_elem) override {
+  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
+                                                        int64_t first_elem) override {
     const std::vector<float>& whole = gradients_[layer];
     if (!makes_parts_ || first_elem == std::ssize(whole)) return std::nullopt;
     if (layer == inventory_.num_streamed_layers() - 1) weights.Of(layer);

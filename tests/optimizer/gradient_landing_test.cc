@@ -217,6 +217,36 @@ TEST_F(GradientLandingTest, AStepThatIsAbandonedAmongPartsLeavesNothingOnItsWay)
   ExpectStoreHolds(run->store(), expected);
 }
 
+TEST_F(GradientLandingTest, WhatIsHandedOverInPartsIsHeldAsTheWhole) {
+  // Parts that come in one piece, and in several of which the last is shorter.
+  for (const auto& [landing_elems, part_elems] :
+       {std::pair(int64_t{0}, 2 * kNormBlockElems), std::pair(kNormBlockElems, kNormBlockElems),
+        std::pair(2 * kNormBlockElems, 3 * kNormBlockElems)}) {
+    SCOPED_TRACE(part_elems);
+    const TemporaryFolder folder;
+    OffloadedRun::Options options = {.gradients = Tiers::kMixed,
+                                     .gradient_device = device_.get(),
+                                     .landing_elems = landing_elems,
+                                     .part_elems = part_elems};
+    auto run = OffloadedRun::Start(options, folder.path());
+    ASSERT_TRUE(run.ok()) << run.status();
+    InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
+    for (int64_t step = 1; step <= 3; ++step) {
+      if (step == 2) {  // abandoned among parts
+        ASSERT_TRUE((*run)->Hand(3, 9).ok());
+        std::vector<float> some = GradientOf((*run)->store().inventory(), 2, 9);
+        some.resize(kNormBlockElems);
+        ASSERT_TRUE((*run)->HandOver(2, some).ok());
+        (*run)->optimizer().AbandonStep();
+      }
+      const auto norm = (*run)->Step(step);
+      ASSERT_TRUE(norm.ok()) << norm.status();
+      EXPECT_EQ(*norm, expected.Step(step));
+    }
+    ExpectStoreHolds((*run)->store(), expected);
+  }
+}
+
 TEST(GradientLandingPartElems, AreThoseOfMostLayersOrOfAnEighthOfAGibibyte) {
   constexpr int64_t kLeast = int64_t{64} << 20;
   EXPECT_EQ(GradientLanding::PartElems({}), 0);

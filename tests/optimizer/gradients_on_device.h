@@ -2,6 +2,7 @@
 // the call returns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -41,6 +42,28 @@ class GradientsOnDevice {
                            .ready = ready_.get(),
                            .taken = taken_.get()},
                           pool, without);
+  }
+
+  // The same in parts of so many elements, each in the memory of the one before.
+  absl::Status HandParts(OffloadedOptimizer& optimizer, int layer, std::vector<float> gradient,
+                         int64_t part_elems, ThreadPool& pool) {
+    sent_.push_back(std::move(gradient));
+    const std::span<const float> all = sent_.back();
+    for (int64_t first = 0; first < std::ssize(all); first += part_elems) {
+      const std::span<const float> from =
+          all.subspan(first, std::min(part_elems, std::ssize(all) - first));
+      FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*taken_));
+      FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(memory_.address(), std::as_bytes(from)));
+      FOREBAY_RETURN_IF_ERROR(stream_->Record(*ready_));
+      FOREBAY_RETURN_IF_ERROR(optimizer.HandPart(layer,
+                                                 {.elems = {memory_.As<float>(), from.size()},
+                                                  .device = DeviceKind::kCuda,
+                                                  .ready = ready_.get(),
+                                                  .taken = taken_.get(),
+                                                  .first_elem = first},
+                                                 pool));
+    }
+    return absl::OkStatus();
   }
 
  private:

@@ -343,6 +343,7 @@ class OffloadedRun {
     OptimizerConfig rule = kTestAdamW;
     Device* gradient_device = nullptr;  // whose memory gradients come from
     int64_t landing_elems = 0;          // of them at one time, as OffloadedOptimizerOptions has it
+    int64_t part_elems = 0;  // of which such gradients are handed over at one time; 0: whole
     const StepSettings* settings = nullptr;
     std::vector<int64_t> missed_updates = {};
   };
@@ -455,6 +456,11 @@ class OffloadedRun {
   }
   absl::Status HandOver(int layer, std::vector<float> gradient, std::span<const int> without = {}) {
     if (on_device_ == nullptr) return optimizer_->Hand(layer, gradient, pool_, without);
+    if (options_.part_elems > 0) {
+      FOREBAY_CHECK(without.empty());
+      return on_device_->HandParts(*optimizer_, layer, std::move(gradient), options_.part_elems,
+                                   pool_);
+    }
     return on_device_->Hand(*optimizer_, layer, std::move(gradient), pool_, without);
   }
 

@@ -55,8 +55,8 @@ class Recorder : public ParamSource, public LayerCompute {
   void Keep(int layer) override { Note("keep", layer).IgnoreError(); }
   void Drop(int layer) override { Note("drop", layer).IgnoreError(); }
   LayerGradient GradientOf(int layer) override { return {.ready = layer == 1 ? &event : nullptr}; }
-  std::optional<LayerGradient> MakePart(int layer, const HeldWeights& weights,
-                                        int64_t first_elem) override {
+  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
+                                                        int64_t first_elem) override {
     if (layer != layer_in_parts || first_elem == std::ssize(gradient_)) return std::nullopt;
     Compute("part", layer, weights, static_cast<size_t>(first_elem)).IgnoreError();
     return LayerGradient{.elems = std::span(gradient_).subspan(first_elem, first_elem == 0 ? 3 : 2),

@@ -150,7 +150,8 @@ CudaDecoderOptions CudaDecoderOptionsOf(const TrainOptions& options, const GpuPl
           .segment_layers = plan.segment_layers,
           .num_spilled_activations = plan.num_spilled_activations,
           .spills_to_storage = plan.spills_to_storage,
-          .shares_gradients = plan.shares_gradients};
+          .shares_gradients = plan.shares_gradients,
+          .vocabulary_in_parts = plan.vocabulary_in_parts};
 }
 
 bool IsForGpu(const TrainOptions& options, const GpuLimits& limits) {
@@ -174,10 +175,11 @@ absl::StatusOr<GpuPlan> MakeGpuPlan(const DecoderConfig& model, const TrainOptio
   FOREBAY_RETURN_IF_ERROR(CheckRecompute(options));
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan plan, PlanWithBudget(options, limits));
   plan.segment_layers = recompute.segment_blocks;
+  plan.vocabulary_in_parts = recompute.vocabulary_in_parts;
   plan.spills_to_storage = options.activations_tier == ActivationsTier::kNvme;
   const int most_spilled = MostSpilledActivations(ChainOf(model, recompute));
   for (const bool shares_gradients : {false, true}) {
-    if (shares_gradients && model.tied_embeddings) break;
+    if (shares_gradients && (model.tied_embeddings || plan.vocabulary_in_parts)) break;
     plan.shares_gradients = shares_gradients;
     for (int num_spilled = 0; num_spilled <= most_spilled; ++num_spilled) {
       plan.num_spilled_activations = num_spilled;

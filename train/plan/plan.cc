@@ -289,8 +289,8 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits) {
   // Sums over ranks, and over parts of the rows, are of whole layers.
-  const bool may_cut = MayCutVocabulary(model) && !IsForGpu(options, limits.gpu) &&
-                       options.num_ranks == 1 && options.data_parallel == 1;
+  const bool may_cut =
+      MayCutVocabulary(model) && options.num_ranks == 1 && options.data_parallel == 1;
   return WithVocabularyThatFits(may_cut, [&](bool vocabulary_in_parts) {
     const auto as_told = [&](const TrainOptions& told) {
       return PlanAsTold(model, told, limits, vocabulary_in_parts);

@@ -44,7 +44,9 @@ struct GpuPlan {
   int segment_layers = 1;
   int num_spilled_activations = 0;
   bool spills_to_storage = false;
-  bool shares_gradients = false;  // as CudaDecoderOptions has it: where it does not fit otherwise
+  // As CudaDecoderOptions has both: where it does not fit otherwise.
+  bool shares_gradients = false;
+  bool vocabulary_in_parts = false;
 };
 
 // The share of a GPU's free memory that is taken when --gpu_mem is not given: its driver and

@@ -51,9 +51,9 @@ Gradients GradientsInDouble(const Doubles& x, const Doubles& weight,
 // Chunks as in production, and small ones that make every number of chunks and a ragged last one.
 std::vector<LossChunks> AllChunks() {
   return {LossChunks(),
-          {.max_tokens = 16, .most_at_once = kVocab},
-          {.max_tokens = 16, .most_at_once = 70, .cut_entries = 70},
-          {.max_tokens = 7, .most_at_once = 100, .cut_entries = 11}};
+          {.max_tokens = 16, .cut = {.most_at_once = kVocab}},
+          {.max_tokens = 16, .cut = {.most_at_once = 70, .part_rows = 70}},
+          {.max_tokens = 7, .cut = {.most_at_once = 100, .part_rows = 11}}};
 }
 
 class CrossEntropyTest : public testing::TestWithParam<size_t> {
@@ -120,7 +120,7 @@ TEST_P(CrossEntropyTest, IsTheSameBitsForAllThreadCounts) {
 }
 
 TEST_P(CrossEntropyTest, GradientOfTheWeightsHasTheSameBitsInParts) {
-  if (kVocab <= chunks_.most_at_once) return;  // it is not cut
+  if (!chunks_.cut.Cuts(kVocab)) return;  // it is not cut
   for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
     Context context(2, precision);
     const Floats before = RandomFloats(kVocab * kHidden, 3);
@@ -133,7 +133,7 @@ TEST_P(CrossEntropyTest, GradientOfTheWeightsHasTheSameBitsInParts) {
     EXPECT_EQ(alone.loss_sum, whole.loss_sum);
     EXPECT_EQ(dx_alone, dx);
     EXPECT_NE(dweight, before);
-    for (int64_t row = 0; row < kVocab; row += chunks_.cut_entries) {
+    for (int64_t row = 0; row < kVocab; row += chunks_.cut.part_rows) {
       ProjectionGradient(context, narrow_head_, x_.data(), targets_, chunks_, kScale,
                          log_sum_exp.data(), row, in_parts.data() + row * kHidden);
     }
@@ -196,13 +196,13 @@ TEST(CrossEntropyForward, NaNIsNotHidden) {
   EXPECT_TRUE(std::isnan(result.loss_sum));
 }
 
-TEST(LossChunks, CutLargeVocabularies) {
-  const LossChunks chunks;
-  EXPECT_EQ(chunks.VocabChunk(49152), 49152);
-  EXPECT_EQ(chunks.VocabChunk(65536), 65536);
-  EXPECT_EQ(chunks.VocabChunk(65537), kProjectionPartRows);
-  EXPECT_FALSE(MayCutProjection(65536));
-  EXPECT_TRUE(MayCutProjection(65537));
+TEST(VocabularyCut, IsOfLargeOnes) {
+  const VocabularyCut cut;
+  EXPECT_EQ(cut.PartRows(49152), 49152);
+  EXPECT_EQ(cut.PartRows(65536), 65536);
+  EXPECT_EQ(cut.PartRows(65537), 16384);
+  EXPECT_FALSE(cut.Cuts(65536));
+  EXPECT_TRUE(cut.Cuts(65537));
 }
 
 // Products of the sizes that a model with a large vocabulary has.
@@ -221,7 +221,7 @@ TEST(ProjectionGradient, HasTheBitsOfTheWhole) {
   CrossEntropyForwardBackwardInput(context, head, x.data(), targets, kScale, dx_alone.data(),
                                    log_sum_exp.data());
   EXPECT_EQ(dx_alone, dx);
-  for (int64_t row = 0; row < kLargeVocab; row += kProjectionPartRows) {
+  for (int64_t row = 0; row < kLargeVocab; row += VocabularyCut().part_rows) {
     ProjectionGradient(context, head, x.data(), targets, kScale, log_sum_exp.data(), row,
                        in_parts.data() + row * kWidth);
   }

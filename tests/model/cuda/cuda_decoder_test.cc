@@ -50,7 +50,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
   // The decoder with what it needs. Ended from the last to the first.
   struct OnGpu {
     OnGpu(const TinyModel& model, DType dtype, Device* device, bool training = true,
-          int segment_layers = 1, bool shares_gradients = false)
+          int segment_layers = 1, bool shares_gradients = false, bool vocabulary_in_parts = false)
         : num_layers(model.inventory.num_layers()), source(model.inventory, model.weights, dtype) {
       auto made = CreateCudaDecoder(model.config,
                                     {.dtype = dtype,
@@ -59,6 +59,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
                                      .num_batches = 3,
                                      .segment_layers = segment_layers,
                                      .shares_gradients = shares_gradients,
+                                     .vocabulary_in_parts = vocabulary_in_parts,
                                      .training = training},
                                     device, &device_budget, &host_budget);
       FOREBAY_CHECK(made.ok());
@@ -88,6 +89,20 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
       FOREBAY_RETURN_IF_ERROR(
           stream->CopyToHost(std::as_writable_bytes(std::span(to)), gradient.elems.data()));
       return late ? stream->Record(*gradient.taken) : stream->Await();
+    };
+    hooks.hand_part = [&](int layer, const LayerGradient& part) -> absl::Status {
+      std::vector<float>& to = gradients[layer];
+      EXPECT_EQ(part.first_elem, std::ssize(to));
+      constexpr size_t kMostElems = size_t{1} << 21;
+      to.reserve(kMostElems);  // the part before is still on its way to where it lies
+      FOREBAY_CHECK(to.size() + part.elems.size() <= kMostElems);
+      to.resize(to.size() + part.elems.size());
+      // Memory that the next part is made in before this is done shows.
+      FOREBAY_RETURN_IF_ERROR(stream->WaitFor(*part.ready));
+      FOREBAY_RETURN_IF_ERROR(stream->CopyToHost(
+          std::as_writable_bytes(std::span(to).subspan(part.first_elem)), part.elems.data()));
+      ++num_parts_;
+      return stream->Record(*part.taken);
     };
     LayerWalk walk(operations);
     EXPECT_TRUE(gpu.decoder->BeginPass(batches, kScale).ok());
@@ -127,6 +142,7 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
   }
 
   std::unique_ptr<Device> device_;
+  int num_parts_ = 0;
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest, ::testing::ValuesIn(TinyModelNames()));
@@ -190,6 +206,48 @@ TEST_P(CudaDecoderTest, AStepWhoseLayersShareGradientMemoryGivesTheSameBits) {
   for (const bool late : {false, true}) {
     EXPECT_EQ(Run(shared, step, batches, late), expected) << late;
     EXPECT_EQ(Losses(shared, batches.size()), Losses(own, batches.size())) << late;
+  }
+}
+
+class LargeVocabularyOnGpu : public CudaDecoderTest {
+ protected:
+  TinyModel Model() const {
+    return MakeModel("LargeVocabulary",
+                     R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
+      "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+      "num_key_value_heads": 1, "vocab_size": 65541, "max_position_embeddings": 64,
+      "tie_word_embeddings": )" +
+                         GetParam() + "}",
+                     DType::kBF16, /*seed=*/1);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Tied, LargeVocabularyOnGpu, ::testing::Values("true", "false"));
+
+TEST_P(LargeVocabularyOnGpu, ItsGradientsInPartsTakeLessMemoryAndHaveTheSameBits) {
+  const TinyModel model = Model();
+  const std::vector<MicroBatch> batches = {MakeBatch(model, {{14}}, 16, 3),
+                                           MakeBatch(model, {{3, 5}}, 8, 4)};
+  const BlockRecompute recompute = {.vocabulary_in_parts = true};
+  OnGpu whole(model, DType::kBF16, device_.get());
+  const Gradients expected = Run(whole, ChainSchedule(ChainOf(model.config)).operations, batches);
+  EXPECT_EQ(num_parts_, 0);
+  OnGpu in_parts(model, DType::kBF16, device_.get(), /*training=*/true, /*segment_layers=*/1,
+                 /*shares_gradients=*/false, /*vocabulary_in_parts=*/true);
+  const CudaDecoderMemory memory =
+      CudaDecoderMemoryFor(model.config, {.dtype = DType::kBF16,
+                                          .max_tokens = kMostTokens,
+                                          .step_tokens = kStepTokens,
+                                          .num_batches = 3,
+                                          .vocabulary_in_parts = true});
+  EXPECT_EQ(in_parts.device_budget.used_bytes(), memory.total());
+  constexpr int64_t kTableBytes = 65541 * 16 * 4;
+  EXPECT_LT(memory.total(), whole.device_budget.used_bytes() - kTableBytes / 2);
+  const std::vector<Operation> step = ChainSchedule(ChainOf(model.config, recompute)).operations;
+  for (int repeat = 0; repeat < 2; ++repeat) {
+    num_parts_ = 0;
+    EXPECT_EQ(Run(in_parts, step, batches), expected);
+    EXPECT_EQ(Losses(in_parts, batches.size()), Losses(whole, batches.size()));
+    EXPECT_EQ(num_parts_, GetParam() == "true" ? 5 + 1 : 5 + 1 + 5);
   }
 }
 

@@ -56,10 +56,25 @@ class DecoderProducts : public ::testing::TestWithParam<std::string> {
 
   const emulation::Options before_ = emulation::TheOptions();
   const int64_t guesses_before_ = emulation::CountersNow().num_guesses;
-  const TinyModel model_ = MakeTinyModel(GetParam(), DType::kBF16);
+  static TinyModel ModelOf(const std::string& name) {
+    if (name != "LargeVocabulary") return MakeTinyModel(name, DType::kBF16);
+    return MakeModel(name, R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
+        "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 65541, "max_position_embeddings": 64,
+        "tie_word_embeddings": true})",
+                     DType::kBF16, /*seed=*/1);
+  }
+
+  const TinyModel model_ = ModelOf(GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, DecoderProducts, ::testing::ValuesIn(TinyModelNames()));
+std::vector<std::string> ModelNames() {
+  std::vector<std::string> names = TinyModelNames();
+  names.push_back("LargeVocabulary");
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DecoderProducts, ::testing::ValuesIn(ModelNames()));
 
 TEST_P(DecoderProducts, AreAllMeasuredOnceAndKnownFromThenOn) {
   MatmulAlgorithms algorithms;

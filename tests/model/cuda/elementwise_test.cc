@@ -119,6 +119,7 @@ TEST_P(ElementwiseOnGpu, EmbeddingGradientsAreTheCpusToTheBit) {
     const Floats dout = Random(static_cast<int64_t>(tokens.size()) * hidden, 1);
     Floats expected = cpu::RandomFloats(kVocab * hidden, 2);
     const DeviceValues dtable = Fp32OnDevice(expected), on_dout = OnDevice(dout);
+    const DeviceValues by_rows = Fp32OnDevice(expected);
     cpu::EmbeddingBackward(cpu_, tokens, hidden, dout.data(), expected.data());
     ASSERT_TRUE(
         EmbeddingBackward(
@@ -127,6 +128,15 @@ TEST_P(ElementwiseOnGpu, EmbeddingGradientsAreTheCpusToTheBit) {
             hidden, on_dout.address(), dtable.floats())
             .ok());
     EXPECT_TRUE(cpu::SameBits(ToHost(dtable), expected));
+    for (const auto& [first, count] : {std::pair(0, 4), std::pair(4, 5)}) {
+      ASSERT_TRUE(
+          EmbeddingBackwardOfRows(
+              *context_, on_tokens.As<int32_t>(),
+              {.order = on_order.As<int32_t>(), .run_begin = on_runs.As<int32_t>(), .num_runs = 4},
+              hidden, on_dout.address(), first, count, by_rows.floats() + first * hidden)
+              .ok());
+    }
+    EXPECT_TRUE(cpu::SameBits(ToHost(by_rows), expected));
   }
 }
 

@@ -26,6 +26,13 @@ class LossOnGpu : public GpuOps {
     on_targets_ = ArrayOnDevice(targets_);
     sum_ = ArrayOnDevice(std::vector<double>{NAN});
   }
+  static std::vector<LossChunks> ChunksOf(int64_t vocab) {
+    const VocabularyCut cut = {.most_at_once = 100, .part_rows = 64};
+    return {{},
+            {.most_logits = 8 * LogitStride(vocab)},
+            {.cut = cut},
+            {.most_logits = 8 * LogitStride(vocab), .cut = cut}};
+  }
   Linear Head() const {
     return {.dtype = GetParam(), .weight = on_weight_.address(), .in = kHidden, .out = vocab_};
   }
@@ -48,7 +55,7 @@ class LossOnGpu : public GpuOps {
 };
 
 // Vocabularies that end within an access, within a block's first pass, and behind it; one chunk,
-// and several of which the last is smaller.
+// and several of which the last is smaller; whole, and cut.
 TEST_P(LossOnGpu, LossAndGradientsAreTheCpus) {
   for (const int64_t vocab : {int64_t{5}, int64_t{150}, int64_t{2100}}) {
     Prepare(vocab);
@@ -56,17 +63,17 @@ TEST_P(LossOnGpu, LossAndGradientsAreTheCpus) {
     const DeviceValues before = Fp32OnDevice(dweight);
     const cpu::LossResult expected = cpu::CrossEntropyForwardBackward(
         cpu_, CpuHead(), x_.data(), targets_, kScale, dx.data(), dweight.data());
-    for (const int64_t most_logits : {kMostLogits, 8 * LogitStride(vocab)}) {
-      SCOPED_TRACE(most_logits);
+    for (const LossChunks& chunks : ChunksOf(vocab)) {
+      SCOPED_TRACE(testing::Message() << chunks.most_logits << " " << chunks.cut.part_rows);
       ASSERT_TRUE(CrossEntropy(*context_, Head(), on_x_.address(), on_targets_.As<int32_t>(),
-                               kTokens, most_logits, {}, sum_.As<double>())
+                               kTokens, chunks, {}, sum_.As<double>())
                       .ok());
       EXPECT_NEAR(Sum(), expected.loss_sum, 2e-6 * expected.loss_sum);
       const DeviceValues on_dx = Unset(kTokens * kHidden);
       const DeviceValues on_dweight = Fp32OnDevice(ToHost(before));
       ASSERT_TRUE(
           CrossEntropy(*context_, Head(), on_x_.address(), on_targets_.As<int32_t>(), kTokens,
-                       most_logits,
+                       chunks,
                        {.scale = kScale, .dx = on_dx.address(), .dweight = on_dweight.floats()},
                        sum_.As<double>())
               .ok());
@@ -82,6 +89,39 @@ TEST_P(LossOnGpu, LossAndGradientsAreTheCpus) {
         EXPECT_NEAR(value, dweight[i], 4 * rounding + 1e-6) << i;
         ++i;
       }
+    }
+  }
+}
+
+TEST_P(LossOnGpu, GradientOfTheWeightsHasTheSameBitsInParts) {
+  for (const int64_t vocab : {int64_t{150}, int64_t{2100}}) {
+    Prepare(vocab);
+    for (const LossChunks& chunks : ChunksOf(vocab)) {
+      if (!chunks.cut.Cuts(vocab)) continue;
+      SCOPED_TRACE(chunks.most_logits);
+      const Floats before = cpu::RandomFloats(vocab * kHidden, 3);
+      const DeviceValues dx = Unset(kTokens * kHidden), dx_alone = Unset(kTokens * kHidden);
+      const DeviceValues dweight = Fp32OnDevice(before), in_parts = Fp32OnDevice(before);
+      const DeviceValues log_sum_exp = Fp32OnDevice(Floats(kTokens, NAN));
+      const auto loss = [&](const LossGradients& gradients) {
+        return CrossEntropy(*context_, Head(), on_x_.address(), on_targets_.As<int32_t>(), kTokens,
+                            chunks, gradients, sum_.As<double>());
+      };
+      ASSERT_TRUE(loss({.scale = kScale, .dx = dx.address(), .dweight = dweight.floats()}).ok());
+      const double sum = Sum();
+      ASSERT_TRUE(
+          loss({.scale = kScale, .dx = dx_alone.address(), .log_sum_exp = log_sum_exp.floats()})
+              .ok());
+      EXPECT_EQ(Sum(), sum);
+      EXPECT_EQ(ToHost(dx_alone), ToHost(dx));
+      for (int64_t row = 0; row < vocab; row += chunks.cut.part_rows) {
+        ASSERT_TRUE(ProjectionGradient(*context_, Head(), on_x_.address(),
+                                       on_targets_.As<int32_t>(), kTokens, chunks, kScale,
+                                       log_sum_exp.floats(), row, in_parts.floats() + row * kHidden)
+                        .ok());
+      }
+      EXPECT_NE(ToHost(dweight), before);
+      EXPECT_EQ(ToHost(in_parts), ToHost(dweight));
     }
   }
 }

@@ -189,6 +189,35 @@ TEST(GpuPlan, OfSegmentsTheInputsAloneAreKept) {
       1 + 40 + 19);
 }
 
+// Of a vocabulary that is most of the memory there, where nothing else helps.
+TEST(GpuPlan, GradientsOfALargeVocabularyAreMadeInPartsWhereTheCardIsSmall) {
+  DecoderConfig model = Llama13B();
+  model.num_layers = 8;
+  model.vocab_size = 256000;
+  TrainOptions options = OnGpu();
+  for (const bool tied : {true, false}) {
+    SCOPED_TRACE(tied);
+    model.tied_embeddings = tied;
+    options.gpu_mem_bytes = 0;
+    const auto roomy = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
+    ASSERT_TRUE(roomy.ok()) << roomy.status();
+    EXPECT_FALSE(roomy->recompute.vocabulary_in_parts);
+    options.gpu_mem_bytes = 9 * kGibibyte;
+    const auto small = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
+    ASSERT_TRUE(small.ok()) << small.status();
+    EXPECT_TRUE(small->recompute.vocabulary_in_parts);
+    EXPECT_TRUE(small->gpu.vocabulary_in_parts);
+    EXPECT_FALSE(small->gpu.shares_gradients);
+    EXPECT_LE(small->gpu.bytes, 9 * kGibibyte);
+    EXPECT_THAT(FormatPlan(*small, model, options), HasSubstr("gradients are made in parts"));
+    // Sums over GPUs, and over ranks, are of whole layers.
+    options.data_parallel = 2;
+    EXPECT_EQ(ExitCodeOf(MakePlan(model, options, MachineWithGpu(60 * kGibibyte)).status()),
+              ExitCode::kDoesNotFit);
+    options.data_parallel = 1;
+  }
+}
+
 TEST(GpuPlan, SegmentsOfManyLayersNeedABufferForEach) {
   TrainOptions options = OnGpu();
   options.accum = 16;
@@ -234,7 +263,9 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
   const Inventory inventory = BuildInventory(model);
   const int64_t head = inventory.layers().back().num_elems, block = inventory.layers()[1].num_elems;
   ASSERT_GT(head, 2 * block);
-  const auto roomy = MakePlan(model, OnGpu(), MachineWithGpu(40 * kGibibyte));
+  TrainOptions options = OnGpu();
+  options.state_tier = TierChoice::kNvme;  // else it takes what is left on the card
+  const auto roomy = MakePlan(model, options, MachineWithGpu(40 * kGibibyte));
   ASSERT_TRUE(roomy.ok()) << roomy.status();
   EXPECT_FALSE(roomy->gpu.shares_gradients);
   EXPECT_EQ(BytesOf(roomy->gpu, "gradients of layers (fp32)"), 4 * (head + block));
@@ -242,12 +273,29 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
   // come to RAM.
   EXPECT_EQ(BytesOf(roomy->gpu, "weights of 3 layers"), 2 * (head + 2 * block));
   EXPECT_LT(BytesOf(roomy->gpu, "rounded gradient of a layer"), 2 * block + block / 32);
+  // Less than with every activation in RAM.
+  const int64_t activation_bytes =
+      options.batch * options.accum * options.seq * model.hidden_size * 2;
+  options.gpu_mem_bytes = roomy->gpu.bytes - model.num_layers * activation_bytes;
+  const auto smaller = MakePlan(model, options, MachineWithGpu(40 * kGibibyte));
+  ASSERT_TRUE(smaller.ok()) << smaller.status();
+  EXPECT_TRUE(smaller->gpu.shares_gradients);
+  EXPECT_EQ(BytesOf(smaller->gpu, "gradients of layers (fp32)"), 4 * head);
+  // In parts they take no more than a block's, beside the norm's.
   const Plan least = LeastPlan(model, OnGpu());
-  EXPECT_TRUE(least.gpu.shares_gradients);
-  EXPECT_EQ(BytesOf(least.gpu, "gradients of layers (fp32)"), 4 * head);
+  EXPECT_TRUE(least.gpu.vocabulary_in_parts);
+  EXPECT_EQ(BytesOf(least.gpu, "gradients of layers (fp32)"), 4 * (block + 6144));
 
   model.tied_embeddings = true;  // those of blocks are made while the embedding's are
-  EXPECT_FALSE(LeastPlan(model, OnGpu()).gpu.shares_gradients);
+  options.gpu_mem_bytes = 0;
+  const auto tied = MakePlan(model, options, MachineWithGpu(40 * kGibibyte));
+  ASSERT_TRUE(tied.ok()) << tied.status();
+  EXPECT_FALSE(tied->gpu.shares_gradients || tied->gpu.vocabulary_in_parts);
+  options.gpu_mem_bytes = tied->gpu.bytes - model.num_layers * activation_bytes;
+  const auto smaller_tied = MakePlan(model, options, MachineWithGpu(40 * kGibibyte));
+  ASSERT_TRUE(smaller_tied.ok()) << smaller_tied.status();
+  EXPECT_FALSE(smaller_tied->gpu.shares_gradients);
+  EXPECT_TRUE(smaller_tied->gpu.vocabulary_in_parts);
 }
 
 TEST(GpuPlan, EightBillionParametersWithALargeVocabularyFitACardOf8Gb) {

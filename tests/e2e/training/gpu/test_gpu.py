@@ -187,3 +187,18 @@ def test_a_large_vocabulary_fits_a_small_card_and_gives_the_same_bits(forebay, t
         forebay.run("train", **task, **settings, out=tmp_path / name, gpu_mem=memory)
     assert bytes_of["least"]["gradients of layers (fp32)"] < bytes_of["roomy"]["gradients of layers (fp32)"]
     assert forebay.digest(tmp_path / "least") == forebay.digest(tmp_path / "roomy")
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_gradients_of_a_larger_one_are_made_in_parts_with_the_same_bits(forebay, tmp_path, tied):
+    model = make_model(forebay, tmp_path / "model", vocab_size=65_541, tie_word_embeddings=tied, hidden_size=32,
+                       intermediate_size=48, num_hidden_layers=2)
+    tokens, flags = random_rows(4, 16, 65_541, seed=5)
+    task = dict(model=model, data=write_rows(tmp_path / "data.fbd", tokens * 257, flags, 65_541))
+    settings = dict(batch=2, seq=16, steps=2, ram="512MiB")
+    least = least_mebibytes(forebay, "train", **task, **settings, out=tmp_path / "refused")
+    for name, memory, in_parts in (("roomy", "1GiB", False), ("least", f"{least}MiB", True)):
+        plan = forebay.run("plan", "--format=json", model=model, batch=2, seq=16, ram="512MiB", gpu_mem=memory)
+        assert json.loads(plan.stdout)["recompute"]["vocabulary_in_parts"] == in_parts
+        forebay.run("train", **task, **settings, out=tmp_path / name, gpu_mem=memory)
+    assert forebay.digest(tmp_path / "least") == forebay.digest(tmp_path / "roomy")
