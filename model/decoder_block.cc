@@ -55,16 +55,14 @@ void Decoder::Impl::NormalizeBackward(const NormTensors& norm, const LayerWeight
                                       bool accumulate, std::span<float> gradient,
                                       int64_t first_elem) {
   const void* const weight = ElementOf(weights, norm.weight);
-  const auto place_of = [&](int64_t elem) {
-    return elem == kAbsent ? nullptr : ElementOf(gradient, elem - first_elem);
-  };
-  float* const dweight = place_of(norm.weight);
+  float* const dweight = ElementOf(gradient, norm.weight, first_elem);
   if (statistics.mean == nullptr) {
     cpu::RmsNormBackward(context, x, weight, weights.dtype, statistics.inverse, dy, rows, width, dx,
                          accumulate, dweight);
   } else {
     cpu::LayerNormBackward(context, x, weight, weights.dtype, statistics.mean, statistics.inverse,
-                           dy, rows, width, dx, accumulate, dweight, place_of(norm.bias));
+                           dy, rows, width, dx, accumulate, dweight,
+                           ElementOf(gradient, norm.bias, first_elem));
   }
 }
 

@@ -47,9 +47,14 @@ std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, cons
     part.num_elems = layer.num_elems - first_elem;
     return part;
   }
+  const int64_t part_rows = VocabularyCut().part_rows;
+  FOREBAY_CHECK(first_elem % (part_rows * config.hidden_size) == 0);
+  // The table is the only large tensor.
+  FOREBAY_CHECK(layer.small_begin ==
+                RoundUp(config.vocab_size * config.hidden_size, kLayerAlignElems));
   part.first_row = first_elem / config.hidden_size;
   const int64_t rows_left = config.vocab_size - part.first_row;
-  part.num_rows = std::min(VocabularyCut().part_rows, rows_left);
+  part.num_rows = std::min(part_rows, rows_left);
   const bool is_last = part.num_rows == rows_left;
   part.num_elems = is_last ? layer.small_begin - first_elem : part.num_rows * config.hidden_size;
   return part;
@@ -77,9 +82,9 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
       .layer_gradient_bytes = layer * 4,
       .embedding_gradient_bytes = is_apart ? embedding * 4 : 0,
       .saved_bytes = saved_bytes,
-      .projection_input_bytes = in_parts ? ForwardBytes(config, tokens) +
-                                               4 * (tokens + SmallElemsOfHead(config, inventory))
-                                         : 0,
+      .projection_input_bytes = in_parts ? ForwardBytes(config, tokens) : 0,
+      .log_sum_exp_bytes = in_parts ? tokens * 4 : 0,
+      .small_gradient_bytes = in_parts ? SmallElemsOfHead(config, inventory) * 4 : 0,
   };
 }
 
@@ -137,10 +142,12 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
   }
   if (memory.projection_input_bytes > 0) {
     FOREBAY_CHECK(MayCutVocabulary(decoder->config()));
-    FOREBAY_ASSIGN_OR_RETURN(
-        compute->projection_inputs_,
-        HostBuffer::Create(budget, kProjectionInputPurpose, memory.projection_input_bytes));
-    compute->most_projected_tokens_ = tokens;
+    for (const auto& [buffer, bytes] :
+         {std::pair(&compute->projection_inputs_, memory.projection_input_bytes),
+          std::pair(&compute->log_sum_exp_, memory.log_sum_exp_bytes),
+          std::pair(&compute->small_gradient_, memory.small_gradient_bytes)}) {
+      FOREBAY_ASSIGN_OR_RETURN(*buffer, HostBuffer::Create(budget, kProjectionPurpose, bytes));
+    }
   }
   if (memory.saved_bytes == 0) return compute;
   FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
@@ -293,30 +300,23 @@ absl::Status DecoderCompute::Loss(int layer, const HeldWeights& weights, size_t 
 }
 
 ProjectionInputs DecoderCompute::ProjectionInputsOf(size_t batch) const {
-  const std::span<float> all = projection_inputs_.As<float>();
   const auto first = static_cast<size_t>(first_token_[batch]);
   const size_t tokens = batches_[batch].tokens.size();
   const auto hidden = static_cast<size_t>(config_.hidden_size);
-  const auto most = static_cast<size_t>(most_projected_tokens_);
-  FOREBAY_CHECK(first + tokens <= most);
-  return {.normed = all.subspan(first * hidden, tokens * hidden),
-          .log_sum_exp = all.subspan(most * hidden + first, tokens)};
-}
-
-std::span<float> DecoderCompute::SmallGradientOfHead() const {
-  const auto elems = static_cast<size_t>(SmallElemsOfHead(config_, decoder_->inventory()));
-  const auto begin = static_cast<size_t>(most_projected_tokens_ * (config_.hidden_size + 1));
-  return projection_inputs_.As<float>().subspan(begin, elems);
+  FOREBAY_CHECK(first + tokens <= log_sum_exp_.As<float>().size());
+  return {.normed = projection_inputs_.As<float>().subspan(first * hidden, tokens * hidden),
+          .log_sum_exp = log_sum_exp_.As<float>().subspan(first, tokens)};
 }
 
 absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weights, size_t batch) {
   if (vocabulary_in_parts()) {
-    if (batch == 0) std::ranges::fill(SmallGradientOfHead(), 0.0f);
+    const std::span<float> small_gradient = small_gradient_.As<float>();
+    if (batch == 0) std::ranges::fill(small_gradient, 0.0f);
     loss_sums_[batch] =
         decoder_
             ->LossAndInputGradient(weights.Of(layer), EmbedFor(weights), batches_[batch],
                                    Wide(slot_, batch), gradient_scale_, ActivationGradient(batch),
-                                   SmallGradientOfHead(), ProjectionInputsOf(batch))
+                                   small_gradient, ProjectionInputsOf(batch))
             .loss_sum;
     return absl::OkStatus();
   }
@@ -381,8 +381,8 @@ absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::MakePart(int layer,
   const LayerSpec& spec = decoder_->inventory().layers()[layer];
   const std::optional<VocabularyPart> part = VocabularyPartAt(config_, spec, first_elem);
   if (!part.has_value()) return std::nullopt;
-  if (part->num_rows == 0) {
-    return LayerGradient{.elems = SmallGradientOfHead(), .first_elem = first_elem};
+  if (part->IsOfSmallTensors()) {
+    return LayerGradient{.elems = small_gradient_.As<float>(), .first_elem = first_elem};
   }
   const int64_t first_row = part->first_row;
   const std::span<float> gradient =

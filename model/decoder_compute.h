@@ -30,8 +30,12 @@ struct DecoderStepMemory {
   int64_t layer_gradient_bytes = 0;
   int64_t embedding_gradient_bytes = 0;  // fp32, when embeddings are tied; else 0
   int64_t saved_bytes = 0;               // what blocks save, of all micro-batches
-  // With BlockRecompute::vocabulary_in_parts, of all micro-batches; else 0.
+  // With BlockRecompute::vocabulary_in_parts, else 0: the inputs of the output layer and the
+  // logarithms of the sums of its logits, of all micro-batches, and the gradient of its small
+  // tensors.
   int64_t projection_input_bytes = 0;
+  int64_t log_sum_exp_bytes = 0;
+  int64_t small_gradient_bytes = 0;
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
 // their dtype between layers.
@@ -48,24 +52,27 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
 // part, with the padding behind the last row.
 bool MayCutVocabulary(const DecoderConfig& config);
 int64_t MostElemsOfVocabularyPart(const DecoderConfig& config);
-// A part of the gradient of the layer of the embedding or of the head: rows of its table, with the
-// padding behind the last of them; or none, and the small tensors.
+// A part of the gradient of the layer of the embedding or of the head: rows of the table that
+// begins it, with the padding behind the last of them; or the small tensors.
 struct VocabularyPart {
   int64_t first_row = 0;
-  int64_t num_rows = 0;
+  int64_t num_rows = 0;  // 0: the small tensors
   int64_t num_elems = 0;
+
+  bool IsOfSmallTensors() const { return num_rows == 0; }
 };
-// That which begins with `first_elem` of the layer's; nullopt at its end.
+// That which begins with `first_elem` of the layer's; nullopt at its end. Requires: a part, or the
+// small tensors, or nothing begins there; MayCutVocabulary.
 std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, const LayerSpec& layer,
                                                int64_t first_elem);
 
 // Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, of WideActivationBytes, and of
-// `projection_input_bytes`.
+// the three for a vocabulary in parts.
 inline constexpr char kLayerGradientPurpose[] = "gradient of one layer (fp32)";
 inline constexpr char kEmbeddingGradientPurpose[] = "gradient of the embedding (fp32)";
 inline constexpr char kSavedPurpose[] = "activations inside blocks";
 inline constexpr char kWidePurpose[] = "activation of one micro-batch (fp32)";
-inline constexpr char kProjectionInputPurpose[] = "inputs of the output layer (fp32)";
+inline constexpr char kProjectionPurpose[] = "for gradients of the vocabulary in parts";
 
 // The layers of the decoder in a row.
 Chain ChainOf(const DecoderConfig& config, const BlockRecompute& recompute = {});
@@ -126,9 +133,8 @@ class DecoderCompute : public LayerCompute {
   std::span<float> ZeroedGradient(int layer) const;
   LayerWeights EmbedFor(const HeldWeights& weights) const;
   // With vocabulary_in_parts:
-  bool vocabulary_in_parts() const { return most_projected_tokens_ > 0; }
+  bool vocabulary_in_parts() const { return projection_inputs_.size_bytes() > 0; }
   ProjectionInputs ProjectionInputsOf(size_t batch) const;
-  std::span<float> SmallGradientOfHead() const;
   // The memory that the layer saves to in this pass, for one micro-batch.
   SavedOfBlock SavedOf(int layer, size_t batch) const;
 
@@ -144,10 +150,8 @@ class DecoderCompute : public LayerCompute {
   HostBuffer activation_gradient_;
   HostBuffer layer_gradient_;
   HostBuffer embedding_gradient_;  // only when embeddings are tied, and not made in parts
-  // With vocabulary_in_parts, of all tokens: the inputs of the projection, their logits' logarithms
-  // of sums, and the gradient of the small tensors of the head's layer.
-  HostBuffer projection_inputs_;
-  int64_t most_projected_tokens_ = 0;
+  // With vocabulary_in_parts, as DecoderStepMemory has them.
+  HostBuffer projection_inputs_, log_sum_exp_, small_gradient_;
   BlockRecompute recompute_;
   HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
   std::vector<int64_t> saved_begin_;  // by block

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "forebay/model/operands/vocabulary_cut.h"
+
 namespace forebay {
 namespace {
 
@@ -46,7 +48,7 @@ BlockFlops FlopsOfBlock(const DecoderConfig& config, int block, int64_t tokens, 
 }  // namespace
 
 DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq,
-                     const BlockRecompute& recompute) {
+                     const BlockRecompute& recompute, bool on_cpu) {
   const double head = 2 * static_cast<double>(tokens) * static_cast<double>(config.vocab_size) *
                       static_cast<double>(config.hidden_size);
   DecoderFlops flops = {.forward = head, .backward = 2 * head};
@@ -57,6 +59,7 @@ DecoderFlops FlopsOf(const DecoderConfig& config, int64_t tokens, int64_t seq,
     if (recompute.GoesForwardTwice(i, config.num_layers)) flops.backward += block.All();
   }
   if (recompute.vocabulary_in_parts) flops.backward += head;
+  if (on_cpu && VocabularyCut().Cuts(config.vocab_size)) flops.backward += head;
   return flops;
 }
 

@@ -55,9 +55,9 @@ DecoderTensors ResolveTensors(const DecoderConfig& config, const Inventory& inve
 
 // Address of element `offset` of a layer's weights; nullptr for kAbsent.
 const void* ElementOf(const LayerWeights& layer, int64_t offset);
-// The same in a gradient vector.
-inline float* ElementOf(std::span<float> gradient, int64_t offset) {
-  return offset == kAbsent ? nullptr : gradient.data() + offset;
+// The same in a gradient vector, or in one of which it has the elements from `first_elem` on.
+inline float* ElementOf(std::span<float> gradient, int64_t offset, int64_t first_elem = 0) {
+  return offset == kAbsent ? nullptr : gradient.data() + (offset - first_elem);
 }
 
 }  // namespace forebay

@@ -25,8 +25,8 @@ struct BlockRecompute {
   int num_blocks = std::numeric_limits<int>::max();
   // Blocks of a segment (Chain::segment_layers); 1 unless all blocks compute all again.
   int segment_blocks = 1;
-  // Besides, the output layer computes logits once more, so that the gradients of the embedding and
-  // of the output projection are made and handed over in parts. Where MayCutVocabulary.
+  // The output layer computes logits once more, so that the gradients of the embedding and of the
+  // output projection are made and handed over in parts. Only of a model that MayCutVocabulary.
   bool vocabulary_in_parts = false;
 
   Recompute Of(int block) const { return block < num_blocks ? recompute : Recompute::kNone; }

@@ -10,11 +10,17 @@
 
 namespace forebay {
 
-// `term`: its name and bytes, "activation checkpoints 1.2 GB".
-absl::Status WithLargestTerm(absl::Status status, std::string_view term, int64_t least_bytes);
+enum class MemoryOf : uint8_t { kHost, kGpu };
+
+// `term`: its name and bytes, "activation checkpoints 1.2 GB". `of`: the memory that lacks.
+absl::Status WithLargestTerm(absl::Status status, std::string_view term, int64_t least_bytes,
+                             MemoryOf of = MemoryOf::kHost);
 // "": none is kept.
 std::string LargestTermOf(const absl::Status& status);
 // 0: none is kept.
 int64_t LeastBytesOf(const absl::Status& status);
+// Of two that keep them: whether the first lacks less. Whoever lacks memory of the host has enough
+// on the GPU.
+bool LacksLess(const absl::Status& first, const absl::Status& second);
 
 }  // namespace forebay

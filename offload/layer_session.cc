@@ -446,6 +446,7 @@ absl::Status LayerSession::SumOverParts(std::span<double> sums, absl::FunctionRe
 
 absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
+  FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("FinishBackward"));
   if (optimizer_->modes().DelayedUpdateIsPending()) {
     FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("FinishBackward"));
   }

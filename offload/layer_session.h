@@ -293,6 +293,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::StatusOr<bool> OnlyRawHaveChanged();
   absl::Status WriteCommit(bool only_raw);
   absl::Status CheckHand(int layer) const;
+  // UsageError while parts of a layer's gradient are missing; `call`: for the message.
+  absl::Status CheckNoPartIsMissing(std::string_view call) const;
   absl::Status CheckPart(int layer, const LayerGradient& part) const;
   absl::Status HandOver(int layer, const LayerGradient& gradient,
                         std::span<const int> without_gradient);

@@ -22,17 +22,22 @@ absl::Status LayerSession::CheckHand(int layer) const {
 absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
                                 std::span<const int> without_gradient) {
   FOREBAY_RETURN_IF_ERROR(CheckHand(layer));
-  if (part_layer_ >= 0) {
-    return UsageError(fmt::format(
-        "the gradient of '{}' came between parts of that of '{}', from element {} on. Hand those "
-        "over first",
-        store_->inventory().layers()[layer].name, store_->inventory().layers()[part_layer_].name,
-        next_part_elem_));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("the gradient of a layer"));
   return HandOver(layer, gradient, without_gradient);
 }
 
+absl::Status LayerSession::CheckNoPartIsMissing(std::string_view call) const {
+  if (part_layer_ < 0) return absl::OkStatus();
+  return UsageError(
+      fmt::format("{} comes between parts of the gradient of '{}', from element {} on. Hand those "
+                  "over first",
+                  call, store_->inventory().layers()[part_layer_].name, next_part_elem_));
+}
+
 absl::Status LayerSession::CheckPart(int layer, const LayerGradient& part) const {
+  if (sum_ != nullptr) {
+    return UsageError("a session of several ranks takes the gradients of whole layers");
+  }
   FOREBAY_RETURN_IF_ERROR(CheckHand(layer));
   const int64_t num_elems = std::ssize(part.elems);
   const LayerSpec& spec = store_->inventory().layers()[layer];
@@ -46,13 +51,12 @@ absl::Status LayerSession::CheckPart(int layer, const LayerGradient& part) const
   }
   if (num_elems == 0 || num_elems % kNormBlockElems != 0 ||
       num_elems > spec.num_elems - part.first_elem) {
-    return UsageError(fmt::format(
-        "a part of the gradient of '{}' has {} elements: a multiple of {} is wanted, "
-        "at most the {} that are left",
-        spec.name, num_elems, kNormBlockElems, spec.num_elems - part.first_elem));
+    return UsageError(
+        fmt::format("a part of the gradient of '{}' has {} elements: a multiple of {} is wanted, "
+                    "at most the {} that are left",
+                    spec.name, num_elems, kNormBlockElems, spec.num_elems - part.first_elem));
   }
-  if (sum_ == nullptr) return absl::OkStatus();
-  return UsageError("a session of several ranks takes the gradients of whole layers");
+  return absl::OkStatus();
 }
 
 absl::Status LayerSession::HandPart(int layer, const LayerGradient& part) {
@@ -124,6 +128,7 @@ absl::Status LayerSession::HandPieceOfSum() {
 
 absl::Status LayerSession::ExpectGradient(int tensor, DType dtype, int64_t num_bytes) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "the gradient of a tensor"));
+  FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("the gradient of a tensor"));
   const std::vector<TensorSpec>& tensors = store_->inventory().tensors();
   const bool is_known = tensor >= 0 && tensor < static_cast<int>(tensors.size());
   if (is_known && !tensors[tensor].raw && is_handed_[tensors[tensor].layer]) {
@@ -141,6 +146,7 @@ absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const 
 }
 
 absl::Status LayerSession::HandOpen(int layer) {
+  FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("closing a layer"));
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
   FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum,
                            open_layers_->SumOf(layer, /*in_fp32=*/sum_ != nullptr));

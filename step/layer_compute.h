@@ -69,7 +69,8 @@ class LayerCompute {
   virtual LayerGradient GradientOf(int layer) = 0;
   // Of a layer whose gradients are handed over in parts: makes the part that begins with
   // `first_elem`, in memory that the next call uses again. nullopt: there is none, or the layer has
-  // GradientOf. `weights`: those that the loss needs of the layer.
+  // GradientOf. `weights`: those that the loss needs of the layer. Only the elements of the part
+  // are read of them: those of parts before may be updated by now (UpdateTime::kAfterHand).
   virtual absl::StatusOr<std::optional<LayerGradient>> MakePart(int /*layer*/,
                                                                 const HeldWeights& /*weights*/,
                                                                 int64_t /*first_elem*/) {

@@ -36,7 +36,7 @@ struct StepSchedule {
 
 // A model whose layers follow one another: the first takes the tokens in, the last one makes the
 // loss. The last layer's gradients are known with the loss, and those of the first need no weights,
-// so the backward pass reads neither.
+// so the backward pass reads neither (but see ends_in_parts).
 struct Chain {
   int num_layers = 0;                    // >= 3
   bool loss_reads_first = false;         // the loss needs the weights of the first layer too (tied)

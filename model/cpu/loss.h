@@ -14,11 +14,11 @@ struct LossChunks {
   VocabularyCut cut;
 };
 
-// Gradients wanted, or nullptr.
+// What is wanted beside the loss, or nullptr. CrossEntropy makes dweight only together with dx.
 struct LossGradients {
   double scale = 1;
   float* dx = nullptr;           // [tokens, hidden], overwritten
-  float* dweight = nullptr;      // [vocab, hidden], +=; with dx alone
+  float* dweight = nullptr;      // [vocab, hidden], +=
   float* log_sum_exp = nullptr;  // [tokens], of trained rows written
 };
 LossResult CrossEntropy(Context& context, const Linear& head, const float* x,

@@ -82,10 +82,8 @@ absl::Status MultiplyBackwardWeight(Context& context, const Linear& linear, cons
   return context.matmul().Multiply(shape, a, b, dweight, context.stream());
 }
 
-std::vector<MatmulProduct> ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
-                                      const LinearOutput& y, const LinearGradient& dy,
-                                      const float* dweight) {
-  if (tokens == 0) return {};
+LinearProducts ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
+                          const LinearOutput& y, const LinearGradient& dy, const float* dweight) {
   const void* const aligned = nullptr;
   return {
       ProductOf(Forward(context, linear, tokens, y), aligned, linear.weight, aligned, linear.bias),

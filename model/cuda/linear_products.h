@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include <vector>
-
 #include "absl/status/status.h"
 #include "forebay/device/gpu_matmul.h"
 #include "forebay/model/cuda/ops.h"
@@ -33,11 +31,12 @@ absl::Status MultiplyBackwardInput(Context& context, const Linear& linear, const
 absl::Status MultiplyBackwardWeight(Context& context, const Linear& linear, const void* x,
                                     const LinearGradient& dy, int64_t tokens, float* dweight);
 
-// The three in this order, where all but the weights and their gradient begin on 16 bytes.
-// `dweight`, like linear.weight and linear.bias, is looked at for what it is aligned to. `y`: of
-// the first.
-std::vector<MatmulProduct> ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
-                                      const LinearOutput& y, const LinearGradient& dy,
-                                      const float* dweight);
+// The three, where all but the weights and their gradient begin on 16 bytes. `dweight`, like
+// linear.weight and linear.bias, is looked at for what it is aligned to.
+struct LinearProducts {
+  MatmulProduct forward, backward_input, backward_weight;
+};
+LinearProducts ProductsOf(const Context& context, const Linear& linear, int64_t tokens,
+                          const LinearOutput& y, const LinearGradient& dy, const float* dweight);
 
 }  // namespace forebay::cuda

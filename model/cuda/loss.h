@@ -10,11 +10,11 @@
 
 namespace forebay::cuda {
 
-// Gradients wanted, or nullptr.
+// What is wanted beside the loss, or nullptr: dweight only together with dx.
 struct LossGradients {
   double scale = 1;
   void* dx = nullptr;            // [tokens, hidden], overwritten
-  float* dweight = nullptr;      // as the head is stored, added to; with dx alone
+  float* dweight = nullptr;      // as the head is stored, added to
   float* log_sum_exp = nullptr;  // [tokens], of trained tokens written
 };
 absl::Status CrossEntropy(Context& context, const Linear& head, const void* x,

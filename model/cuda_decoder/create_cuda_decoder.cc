@@ -58,7 +58,7 @@ absl::Status CudaLayerCompute::Allocate(Device* device, MemoryBudget* device_bud
         allocate(block_gradient_.memory, "gradient of one block (fp32)", layout_.block_gradient));
   }
   FOREBAY_RETURN_IF_ERROR(
-      allocate(large_gradient_.memory, "gradient of the embedding (fp32)", layout_.large_gradient));
+      allocate(large_gradient_.memory, "gradient of one layer (fp32)", layout_.large_gradient));
   if (options_.vocabulary_in_parts) {
     FOREBAY_RETURN_IF_ERROR(
         allocate(projection_inputs_, "inputs of the output layer", layout_.projection_inputs));

@@ -27,16 +27,14 @@ absl::Status CudaBlock::NormalizeBackward(const NormTensors& norm, const LayerWe
                                           bool accumulate, std::span<float> gradient,
                                           int64_t first_elem) {
   const void* const weight = ElementOf(weights, norm.weight);
-  const auto place_of = [&](int64_t elem) {
-    return elem == kAbsent ? nullptr : ElementOf(gradient, elem - first_elem);
-  };
-  float* const dweight = place_of(norm.weight);
+  float* const dweight = ElementOf(gradient, norm.weight, first_elem);
   if (statistics.mean == nullptr) {
     return cuda::RmsNormBackward(context_, x, weight, statistics.inverse, dy, rows, width, dx,
                                  accumulate, dweight);
   }
   return cuda::LayerNormBackward(context_, x, weight, statistics.mean, statistics.inverse, dy, rows,
-                                 width, dx, accumulate, dweight, place_of(norm.bias));
+                                 width, dx, accumulate, dweight,
+                                 ElementOf(gradient, norm.bias, first_elem));
 }
 
 cuda::AttentionShape CudaBlock::AttentionOf(int block, const DeviceBatch& batch) const {

@@ -281,7 +281,7 @@ absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::MakePart(int laye
           ? VocabularyPartAt(config_, inventory_.layers()[layer], first_elem)
           : std::nullopt;
   if (!part.has_value()) return std::nullopt;
-  if (part->num_rows == 0) return PartIn(small_gradient_, SmallGradient(), first_elem);
+  if (part->IsOfSmallTensors()) return PartIn(small_gradient_, SmallGradient(), first_elem);
   const std::span<float> gradient(reinterpret_cast<float*>(large_gradient_.memory.address()),
                                   static_cast<size_t>(part->num_elems));
   FOREBAY_RETURN_IF_ERROR(Zero(large_gradient_, gradient, layer));

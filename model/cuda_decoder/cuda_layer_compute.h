@@ -69,9 +69,7 @@ class CudaLayerCompute final : public CudaDecoder {
     std::unique_ptr<Event> is_taken;  // by whoever brings what was in it to RAM
   };
   GradientPlace& PlaceOf(int layer) {
-    const bool is_large = options_.shares_gradients || options_.vocabulary_in_parts ||
-                          HasLargeGradient(config_, layer);
-    return is_large ? large_gradient_ : block_gradient_;
+    return HasLargeGradient(config_, options_, layer) ? large_gradient_ : block_gradient_;
   }
   std::span<float> Gradient(int layer);
   absl::Status ZeroGradient(int layer);

@@ -10,8 +10,9 @@
 
 namespace forebay {
 
-bool HasLargeGradient(const DecoderConfig& config, int layer) {
-  return layer == EmbedLayer() || (layer == HeadLayer(config) && !config.tied_embeddings);
+bool HasLargeGradient(const DecoderConfig& config, const CudaDecoderOptions& options, int layer) {
+  return options.shares_gradients || options.vocabulary_in_parts || layer == EmbedLayer() ||
+         (layer == HeadLayer(config) && !config.tied_embeddings);
 }
 
 CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDecoderOptions& options)
@@ -52,9 +53,7 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
   for (int layer = 0; layer < inventory.num_layers(); ++layer) {
     const bool is_apart = layer == EmbedLayer() || layer == HeadLayer(config);
     if (options.vocabulary_in_parts && is_apart) continue;
-    const bool is_large =
-        options.shares_gradients || options.vocabulary_in_parts || HasLargeGradient(config, layer);
-    int64_t& most = is_large ? large_gradient : block_gradient;
+    int64_t& most = HasLargeGradient(config, options, layer) ? large_gradient : block_gradient;
     most = std::max(most, inventory.layers()[layer].num_elems * kFloat);
   }
 }

@@ -10,9 +10,10 @@
 
 namespace forebay {
 
-// The gradients of the embedding, and of an output projection of its own, have a buffer of theirs:
-// they are made at other times than those of blocks, with tied embeddings while those are.
-bool HasLargeGradient(const DecoderConfig& config, int layer);
+// Whether the layer's gradients are made in the large one of two buffers. Those of the embedding,
+// and of an output projection of its own, are: they are made at other times than those of blocks,
+// with tied embeddings while those are. Where options have all in one buffer, it is the large one.
+bool HasLargeGradient(const DecoderConfig& config, const CudaDecoderOptions& options, int layer);
 
 // All in bytes.
 struct CudaDecoderLayout {

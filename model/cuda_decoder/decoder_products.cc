@@ -19,8 +19,10 @@ std::vector<MatmulProduct> TrainingProducts(const cuda::Context& context,
   std::byte* const layer = context.scratch().address();
   const LayerWeights weights = {.dtype = options.dtype, .data = {layer, 1}};
   std::vector<MatmulProduct> products;
-  const auto add = [&](const std::vector<MatmulProduct>& more) {
-    products.insert(products.end(), more.begin(), more.end());
+  const auto add = [&](const cuda::LinearProducts& of_one) {
+    products.push_back(of_one.forward);
+    products.push_back(of_one.backward_input);
+    products.push_back(of_one.backward_weight);
   };
   const auto of = [&](const LinearTensors& linear, int64_t tokens, const cuda::LinearOutput& y,
                       const cuda::LinearGradient& dy) {
@@ -43,18 +45,19 @@ std::vector<MatmulProduct> TrainingProducts(const cuda::Context& context,
   const cuda::LinearGradient dlogits = {.stride = stride};
   for (const int64_t tokens : {chunk, options.max_tokens % chunk}) {
     if (tokens == 0) continue;
-    const std::vector<MatmulProduct> whole = of(tensors.projection, tokens, logits, dlogits);
+    const cuda::LinearProducts whole = of(tensors.projection, tokens, logits, dlogits);
     if (!VocabularyCut().Cuts(vocab)) {
       add(whole);
       continue;
     }
-    add({whole[1]});
+    products.push_back(whole.backward_input);
     for (const int64_t rows : {VocabularyCut().part_rows, vocab % VocabularyCut().part_rows}) {
       if (rows == 0) continue;
       LinearTensors part = tensors.projection;
       part.out = rows;
-      const std::vector<MatmulProduct> of_part = of(part, tokens, logits, dlogits);
-      add({of_part[0], of_part[2]});
+      const cuda::LinearProducts of_part = of(part, tokens, logits, dlogits);
+      products.push_back(of_part.forward);
+      products.push_back(of_part.backward_weight);
     }
   }
   return products;

@@ -131,9 +131,6 @@ class TransferCount {
       case OperationKind::kRead:
         AddRead(operation.layer);
         break;
-      case OperationKind::kRelease:
-        --num_leases_[operation.layer];
-        break;
       case OperationKind::kHand:
         if (placement_.IsSpilled(operation.layer)) {
           transfers_.write_bytes += GradientBytes(operation.layer);
@@ -171,14 +168,14 @@ class TransferCount {
 
   // Which of a layer's reads find it in the window does not change the sum.
   void AddRead(int layer) {
-    ++num_leases_[layer];
     if (reads_left_[layer]-- > 0) transfers_.read_bytes += LayerWeightBytes(tiles_, layer);
   }
 
   void AddUpdate(int layer) {
     if (placement_.IsSpilled(layer)) transfers_.read_bytes += GradientBytes(layer);
     // An update works on the weights that the window has, or outside of it on its own copy.
-    const bool is_in_window = num_leases_[layer] > 0 || placement_.weights[layer] == Tier::kHost;
+    const bool is_in_window = placement_.UpdateTimeOf(layer) == UpdateTime::kOnRead ||
+                              placement_.weights[layer] == Tier::kHost;
     for (int i = tiles_.first_tile(layer); i < tiles_.first_tile(layer + 1); ++i) {
       const Tile& tile = tiles_.tiles()[i];
       if (!is_in_window) transfers_.read_bytes += tiles_.WeightBytes(tile);
@@ -226,7 +223,6 @@ class TransferCount {
   const int64_t activation_bytes_;
   std::vector<int> reads_left_;  // by layer: from NVMe, in a step
   int64_t resident_bytes_ = 0;   // of RAM, that a commit writes: those of the layers so far
-  std::vector<int> num_leases_ = std::vector<int>(reads_left_.size());
   bool loss_is_there_ = false;
   StepTransfers transfers_;
 };

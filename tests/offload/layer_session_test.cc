@@ -101,6 +101,13 @@ std::vector<Variant> VariantsOf(const ModuleSettings& base) {
   add("four threads").offload.update_threads = 4;
   if (!base.is_uneven) {  // whose steps leave tensors out
     add("in parts").hands_parts = true;
+    add("in parts, speculative, in RAM") = [&] {
+      ModuleSettings parts = base;
+      parts.hands_parts = true;
+      parts.offload.gradients = GradientChoice::kSpeculate;
+      parts.offload.weights_tier = TierChoice::kHost;
+      return parts;
+    }();
     for (const auto& [name, gradients] :
          {std::pair("in parts, tight, held", GradientChoice::kHold),
           std::pair("in parts, tight, speculative", GradientChoice::kSpeculate)}) {

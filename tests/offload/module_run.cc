@@ -157,9 +157,14 @@ class ModuleRun::Compute : public LayerCompute {
                                                         int64_t first_elem) override {
     const std::vector<float>& whole = gradients_[layer];
     if (!makes_parts_ || first_elem == std::ssize(whole)) return std::nullopt;
-    if (layer == inventory_.num_streamed_layers() - 1) weights.Of(layer);
     const auto begin = whole.begin() + first_elem;
     part_.assign(begin, begin + std::min<int64_t>(kPartElems, whole.end() - begin));
+    if (layer == inventory_.num_streamed_layers() - 1) {
+      // The weights of the part are those of the step still; of parts before they may be newer.
+      std::vector<float> again;
+      Fill(layer, weights.Of(layer), again);
+      FOREBAY_CHECK(std::equal(part_.begin(), part_.end(), again.begin() + first_elem));
+    }
     return LayerGradient{.elems = part_, .first_elem = first_elem};
   }
   Event* WeightsAreUsed(int) override { return nullptr; }

@@ -63,7 +63,7 @@ absl::Status FindModelOf(const std::string& run_directory, const Json& run, cons
 }
 
 // Memory of the process: the stores have their checksums there.
-int64_t LeastBytesOf(const RunState& state) {
+int64_t ExportBytesOf(const RunState& state) {
   int64_t bytes = kRuntimeBytes + kExportBytes;
   for (int part = 0; part < state.parts().num_parts(); ++part) {
     const TensorStore& store = state.parts().store(part);
@@ -81,7 +81,7 @@ absl::StatusOr<ExportedRun> ExportRun(const ExportRunOptions& options) {
   const std::unique_ptr<Engine> engine = CreateThreadsEngine({});
   FOREBAY_ASSIGN_OR_RETURN(const RunState state, RunState::Open(options.run, engine.get()));
   if (options.ram_bytes > 0) {
-    FOREBAY_RETURN_IF_ERROR(CheckModelFits(LeastBytesOf(state), options.ram_bytes));
+    FOREBAY_RETURN_IF_ERROR(CheckModelFits(ExportBytesOf(state), options.ram_bytes));
   }
   ExportedModel model;
   FOREBAY_RETURN_IF_ERROR(FindModelOf(options.run, run, state, model, exported.note));

@@ -161,8 +161,8 @@ Plan WithSpareMemoryTaken(Plan plan, const TrainOptions& options, int64_t num_bl
 // less.
 absl::StatusOr<Plan> OneThatFits(absl::StatusOr<Plan> first, absl::StatusOr<Plan> second) {
   if (second.ok()) return second;
-  const int64_t least_of_second = LeastBytesOf(second.status());
-  return least_of_second > 0 && least_of_second < LeastBytesOf(first.status()) ? second : first;
+  const bool lacks_memory = LeastBytesOf(second.status()) > 0;
+  return lacks_memory && LacksLess(second.status(), first.status()) ? second : first;
 }
 
 bool LeavesSpeculationOpen(const Plan& plan, const TrainOptions& options) {
@@ -280,8 +280,16 @@ absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const P
 absl::StatusOr<Plan> WithVocabularyThatFits(
     bool may_cut, const std::function<absl::StatusOr<Plan>(bool vocabulary_in_parts)>& make) {
   absl::StatusOr<Plan> whole = make(false);
-  if (!may_cut || LeastBytesOf(whole.status()) == 0) return whole;
-  return OneThatFits(std::move(whole), make(true));
+  if (!may_cut) return whole;
+  if (!whole.ok()) {
+    return LeastBytesOf(whole.status()) == 0 ? std::move(whole)
+                                             : OneThatFits(std::move(whole), make(true));
+  }
+  if (!whole->forecast.has_value()) return whole;
+  absl::StatusOr<Plan> in_parts = make(true);
+  const bool is_faster = in_parts.ok() && in_parts->forecast.has_value() &&
+                         in_parts->forecast->step_s < whole->forecast->step_s * (1 - kLeastGain);
+  return is_faster ? in_parts : whole;
 }
 
 std::vector<BetterSetting> BetterSettings(const Plan& plan, const TrainOptions& options,

@@ -33,8 +33,8 @@ Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
 // and read as often as they are. `make`: with the choice above. Its errors.
 absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make);
 
-// The plan whose gradients of the vocabulary are made in parts (BlockRecompute), where that may be
-// and memory has no room for them whole. `make`: with the choices above. Its errors.
+// The plan whose gradients of the vocabulary are made in parts (BlockRecompute), where that may be,
+// and memory has no room for them whole or has better use for it, by the forecast. Its errors.
 absl::StatusOr<Plan> WithVocabularyThatFits(
     bool may_cut, const std::function<absl::StatusOr<Plan>(bool vocabulary_in_parts)>& make);
 

@@ -132,7 +132,7 @@ absl::Status DoesNotFit(const GpuPlan& plan) {
       FormatBinaryBytes(plan.bytes - plan.budget_bytes), largest));
   return WithLargestTerm(
       error, fmt::format("{} {}", terms.front().name, FormatBinaryBytes(terms.front().bytes)),
-      plan.bytes);
+      plan.bytes, MemoryOf::kGpu);
 }
 
 }  // namespace

@@ -135,8 +135,10 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
        "--batch, --seq or --threads"},
   };
   if (step.projection_input_bytes > 0) {
-    terms.push_back(
-        {kProjectionInputPurpose, of_parts(step.projection_input_bytes), 0, kTokensShrinkWith});
+    terms.push_back({kProjectionPurpose,
+                     of_parts(step.projection_input_bytes) + of_parts(step.log_sum_exp_bytes) +
+                         of_parts(step.small_gradient_bytes),
+                     0, kTokensShrinkWith});
   }
   if (step.embedding_gradient_bytes > 0) {
     terms.push_back({kEmbeddingGradientPurpose, of_parts(step.embedding_gradient_bytes), 0, ""});
@@ -276,8 +278,8 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   plan.forecast = ForecastStep(
       plan, {on_gpu, plan.gpu.num_spilled_activations},
       // GPUs compute their parts at a time.
-      FlopsOf(model, on_gpu ? part_tokens : plan.tokens_per_step, options.seq, recompute), model,
-      options, limits.speeds);
+      FlopsOf(model, on_gpu ? part_tokens : plan.tokens_per_step, options.seq, recompute, !on_gpu),
+      model, options, limits.speeds);
   plan.speeds_origin = limits.speeds.origin;
   plan.speeds_age_s = limits.speeds.age_s;
   if (!on_gpu && options.device == ComputeDevice::kAuto) plan.why_no_gpu = limits.gpu.why_none;
@@ -291,11 +293,11 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   // Sums over ranks, and over parts of the rows, are of whole layers.
   const bool may_cut =
       MayCutVocabulary(model) && options.num_ranks == 1 && options.data_parallel == 1;
-  return WithVocabularyThatFits(may_cut, [&](bool vocabulary_in_parts) {
-    const auto as_told = [&](const TrainOptions& told) {
-      return PlanAsTold(model, told, limits, vocabulary_in_parts);
-    };
-    return WithActivationsThatFit(options, [&](const TrainOptions& tiered) -> absl::StatusOr<Plan> {
+  return WithActivationsThatFit(options, [&](const TrainOptions& tiered) {
+    return WithVocabularyThatFits(may_cut, [&](bool vocabulary_in_parts) -> absl::StatusOr<Plan> {
+      const auto as_told = [&](const TrainOptions& told) {
+        return PlanAsTold(model, told, limits, vocabulary_in_parts);
+      };
       FOREBAY_ASSIGN_OR_RETURN(Plan plan, as_told(tiered));
       return WithFastestSettings(std::move(plan), tiered, model.num_layers, as_told);
     });

@@ -187,8 +187,7 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
 std::string VocabularyLine(const Plan& plan) {
   if (!plan.recompute.vocabulary_in_parts) return "";
   return "vocabulary its gradients are made in parts, from logits that are computed once more: "
-         "there "
-         "is no room for them whole\n";
+         "memory has no room for them whole, or better use for it\n";
 }
 
 // Where nobody asked for it.

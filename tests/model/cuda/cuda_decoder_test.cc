@@ -209,32 +209,24 @@ TEST_P(CudaDecoderTest, AStepWhoseLayersShareGradientMemoryGivesTheSameBits) {
   }
 }
 
-class LargeVocabularyOnGpu : public CudaDecoderTest {
- protected:
-  TinyModel Model() const {
-    return MakeModel("LargeVocabulary",
-                     R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-      "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-      "num_key_value_heads": 1, "vocab_size": 65541, "max_position_embeddings": 64,
-      "tie_word_embeddings": )" +
-                         GetParam() + "}",
-                     DType::kBF16, /*seed=*/1);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Tied, LargeVocabularyOnGpu, ::testing::Values("true", "false"));
+using LargeVocabularyOnGpu = CudaDecoderTest;
+INSTANTIATE_TEST_SUITE_P(Kinds, LargeVocabularyOnGpu,
+                         ::testing::Values("TiedBf16", "UntiedBf16", "TiedFp32", "UntiedFp32"));
 
 TEST_P(LargeVocabularyOnGpu, ItsGradientsInPartsTakeLessMemoryAndHaveTheSameBits) {
-  const TinyModel model = Model();
+  const bool tied = GetParam().starts_with("Tied");
+  const DType dtype = GetParam().ends_with("Bf16") ? DType::kBF16 : DType::kF32;
+  const TinyModel model = MakeLargeVocabularyModel(tied, dtype);
   const std::vector<MicroBatch> batches = {MakeBatch(model, {{14}}, 16, 3),
                                            MakeBatch(model, {{3, 5}}, 8, 4)};
   const BlockRecompute recompute = {.vocabulary_in_parts = true};
-  OnGpu whole(model, DType::kBF16, device_.get());
+  OnGpu whole(model, dtype, device_.get());
   const Gradients expected = Run(whole, ChainSchedule(ChainOf(model.config)).operations, batches);
   EXPECT_EQ(num_parts_, 0);
-  OnGpu in_parts(model, DType::kBF16, device_.get(), /*training=*/true, /*segment_layers=*/1,
+  OnGpu in_parts(model, dtype, device_.get(), /*training=*/true, /*segment_layers=*/1,
                  /*shares_gradients=*/false, /*vocabulary_in_parts=*/true);
   const CudaDecoderMemory memory =
-      CudaDecoderMemoryFor(model.config, {.dtype = DType::kBF16,
+      CudaDecoderMemoryFor(model.config, {.dtype = dtype,
                                           .max_tokens = kMostTokens,
                                           .step_tokens = kStepTokens,
                                           .num_batches = 3,
@@ -247,7 +239,7 @@ TEST_P(LargeVocabularyOnGpu, ItsGradientsInPartsTakeLessMemoryAndHaveTheSameBits
     num_parts_ = 0;
     EXPECT_EQ(Run(in_parts, step, batches), expected);
     EXPECT_EQ(Losses(in_parts, batches.size()), Losses(whole, batches.size()));
-    EXPECT_EQ(num_parts_, GetParam() == "true" ? 5 + 1 : 5 + 1 + 5);
+    EXPECT_EQ(num_parts_, tied ? 5 + 1 : 5 + 1 + 5);
   }
 }
 

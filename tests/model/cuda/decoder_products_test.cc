@@ -58,11 +58,7 @@ class DecoderProducts : public ::testing::TestWithParam<std::string> {
   const int64_t guesses_before_ = emulation::CountersNow().num_guesses;
   static TinyModel ModelOf(const std::string& name) {
     if (name != "LargeVocabulary") return MakeTinyModel(name, DType::kBF16);
-    return MakeModel(name, R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-        "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 65541, "max_position_embeddings": 64,
-        "tie_word_embeddings": true})",
-                     DType::kBF16, /*seed=*/1);
+    return MakeLargeVocabularyModel(/*tied=*/true, DType::kBF16);
   }
 
   const TinyModel model_ = ModelOf(GetParam());

@@ -126,6 +126,16 @@ TinyModel MakeTinyModel(const std::string& name, DType dtype, uint64_t seed) {
   return MakeModel(name, Configs().at(name), dtype, seed);
 }
 
+TinyModel MakeLargeVocabularyModel(bool tied, DType dtype) {
+  return MakeModel("LargeVocabulary",
+                   fmt::format(R"({{"architectures": ["LlamaForCausalLM"],
+      "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+      "num_key_value_heads": 1, "vocab_size": 65541, "max_position_embeddings": 64,
+      "tie_word_embeddings": {}}})",
+                               tied),
+                   dtype, /*seed=*/1);
+}
+
 TinyModel MakeModel(const std::string& name, const std::string& config_json, DType dtype,
                     uint64_t seed) {
   TinyModel model;

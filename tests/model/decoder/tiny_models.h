@@ -65,6 +65,10 @@ TinyModel MakeTinyModel(const std::string& name, DType dtype = DType::kF32, uint
 TinyModel MakeModel(const std::string& name, const std::string& config_json, DType dtype,
                     uint64_t seed);
 
+// Two narrow layers of a vocabulary that is cut (VocabularyCut): its last part is shorter, and
+// padded.
+TinyModel MakeLargeVocabularyModel(bool tied, DType dtype);
+
 // One row after another; each inner list holds the lengths of a row's segments, the rest of `seq`
 // is padding. Tokens are random, and the first third of every segment is not trained.
 MicroBatch MakeBatch(const TinyModel& model, const std::vector<std::vector<int64_t>>& rows,

@@ -141,6 +141,30 @@ TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
   EXPECT_EQ(count().write_bytes, in_time.write_bytes);
 }
 
+// Their weights are still lent when they are updated outside of the window, on a copy of their own.
+TEST(CountTransfers, EndsInPartsReadATiedFirstLayerOnceMoreWhateverTheUpdates) {
+  const Inventory inventory = ChainModel(6, 20'000);
+  const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);
+  for (const UpdateTime time : {UpdateTime::kOnRead, UpdateTime::kAfterHand}) {
+    Placement placement = AllOnNvme(tiles);
+    placement.update_times.assign(8, time);
+    const auto count = [&](bool tied, bool in_parts) {
+      const StepSchedule schedule = ChainSchedule({.num_layers = 8,
+                                                   .loss_reads_first = tied,
+                                                   .update_times = placement.update_times,
+                                                   .ends_in_parts = in_parts});
+      // With a buffer for each large layer, so that the first is still there for the loss.
+      WindowOptions window = ChainWindow(8, {});
+      window.num_large_buffers = 2;
+      return CountTransfers(schedule, window, placement, tiles, 2);
+    };
+    for (const bool tied : {false, true}) {
+      EXPECT_EQ(count(tied, true).read_bytes, count(tied, false).read_bytes) << tied;
+      EXPECT_EQ(count(tied, true).write_bytes, count(tied, false).write_bytes) << tied;
+    }
+  }
+}
+
 TEST(CountTransfers, AStepReadsAndWritesAllStateAndCountsItsCommit) {
   const Inventory inventory = ChainModel(6, 20'000);
   const TileMap tiles(inventory, Layout::kBf16, kSmallTileElems);

@@ -284,6 +284,24 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
   }));
 }
 
+TEST_F(ChooseRecomputeTest, GradientsOfAVocabularyAreMadeInPartsWhereThatIsFaster) {
+  DecoderConfig model = Llama13B();
+  model.num_layers = 4;
+  model.vocab_size = 256000;
+  options_.ram_bytes = 24 * kGibibyte;
+  // The disk binds a step: memory saves transfers. Computation does: nothing saves it.
+  for (const auto& [flops_per_s, in_parts] : {std::pair(1e15, true), std::pair(1e11, false)}) {
+    limits_.speeds.matmul_flops_per_s = flops_per_s;
+    const auto plan = MakePlan(model, options_, limits_);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->recompute.vocabulary_in_parts, in_parts) << FormatPlan(*plan, model, options_);
+  }
+  limits_.speeds = {};
+  const auto unknown = MakePlan(model, options_, limits_);
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  EXPECT_FALSE(unknown->recompute.vocabulary_in_parts);
+}
+
 TEST_F(ChooseRecomputeTest, ActivationsInBf16AreNamedWhereAStepMovesMany) {
   options_.accum = 64;
   options_.activations_tier = ActivationsTier::kNvme;

@@ -46,6 +46,19 @@ TEST(DecoderFlops, LeaveOutWhatIsNotComputedAgain) {
   EXPECT_NEAR(backward({.segment_blocks = 4}) - none - all, 9 * 3 * block, 1e-9 * none);
 }
 
+TEST(DecoderFlops, CountTheLogitsOfALargeVocabularyAsOftenAsTheyAreComputed) {
+  DecoderConfig config = Llama13B();
+  const auto backward = [&](bool in_parts, bool on_cpu) {
+    return FlopsOf(config, 1024, 1024, {.vocabulary_in_parts = in_parts}, on_cpu).backward;
+  };
+  EXPECT_EQ(backward(false, true), backward(false, false));
+  config.vocab_size = 128256;
+  const double head = 2.0 * 1024 * 128256 * 5120, once = backward(false, false);
+  EXPECT_NEAR(backward(false, true), once + head, 1e-9 * once);
+  EXPECT_NEAR(backward(true, false), once + head, 1e-9 * once);
+  EXPECT_NEAR(backward(true, true), once + 2 * head, 1e-9 * once);
+}
+
 TEST(DecoderFlops, CountTheKeysThatQueriesSee) {
   DecoderConfig config = Llama13B();
   const auto attention = [&](int64_t seq) {

@@ -189,33 +189,19 @@ TEST(GpuPlan, OfSegmentsTheInputsAloneAreKept) {
       1 + 40 + 19);
 }
 
-// Of a vocabulary that is most of the memory there, where nothing else helps.
-TEST(GpuPlan, GradientsOfALargeVocabularyAreMadeInPartsWhereTheCardIsSmall) {
+// In parts the card has enough, and what lacks then is said.
+TEST(GpuPlan, MemoryOfTheHostThatLacksIsNamedWhereTheCardHasEnoughInParts) {
   DecoderConfig model = Llama13B();
   model.num_layers = 8;
   model.vocab_size = 256000;
   TrainOptions options = OnGpu();
-  for (const bool tied : {true, false}) {
-    SCOPED_TRACE(tied);
-    model.tied_embeddings = tied;
-    options.gpu_mem_bytes = 0;
-    const auto roomy = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
-    ASSERT_TRUE(roomy.ok()) << roomy.status();
-    EXPECT_FALSE(roomy->recompute.vocabulary_in_parts);
-    options.gpu_mem_bytes = 9 * kGibibyte;
-    const auto small = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
-    ASSERT_TRUE(small.ok()) << small.status();
-    EXPECT_TRUE(small->recompute.vocabulary_in_parts);
-    EXPECT_TRUE(small->gpu.vocabulary_in_parts);
-    EXPECT_FALSE(small->gpu.shares_gradients);
-    EXPECT_LE(small->gpu.bytes, 9 * kGibibyte);
-    EXPECT_THAT(FormatPlan(*small, model, options), HasSubstr("gradients are made in parts"));
-    // Sums over GPUs, and over ranks, are of whole layers.
-    options.data_parallel = 2;
-    EXPECT_EQ(ExitCodeOf(MakePlan(model, options, MachineWithGpu(60 * kGibibyte)).status()),
-              ExitCode::kDoesNotFit);
-    options.data_parallel = 1;
-  }
+  options.gpu_mem_bytes = 9 * kGibibyte;
+  // More of it lacks than the card would need for whole ones.
+  options.state_tier = TierChoice::kHost;
+  options.ram_bytes = 20 * kGibibyte;
+  const absl::Status refused = MakePlan(model, options, MachineWithGpu(60 * kGibibyte)).status();
+  EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--ram="));
 }
 
 TEST(GpuPlan, SegmentsOfManyLayersNeedABufferForEach) {
@@ -296,6 +282,42 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
   ASSERT_TRUE(smaller_tied.ok()) << smaller_tied.status();
   EXPECT_FALSE(smaller_tied->gpu.shares_gradients);
   EXPECT_TRUE(smaller_tied->gpu.vocabulary_in_parts);
+}
+
+// Of a vocabulary that is most of the memory there, where nothing else helps.
+TEST(GpuPlan, GradientsOfALargeVocabularyAreMadeInPartsWhereTheCardIsSmall) {
+  DecoderConfig model = Llama13B();
+  model.num_layers = 8;
+  model.vocab_size = 256000;
+  TrainOptions options = OnGpu();
+  for (const bool tied : {true, false}) {
+    SCOPED_TRACE(tied);
+    model.tied_embeddings = tied;
+    const int64_t whole_gradient = model.vocab_size * model.hidden_size * 4;
+    options.gpu_mem_bytes = 0;
+    const auto roomy = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
+    ASSERT_TRUE(roomy.ok()) << roomy.status();
+    EXPECT_FALSE(roomy->recompute.vocabulary_in_parts);
+    options.gpu_mem_bytes = 9 * kGibibyte;
+    const auto small = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
+    ASSERT_TRUE(small.ok()) << small.status();
+    EXPECT_TRUE(small->recompute.vocabulary_in_parts);
+    EXPECT_TRUE(small->gpu.vocabulary_in_parts);
+    EXPECT_FALSE(small->gpu.shares_gradients);
+    EXPECT_LE(small->gpu.bytes, 9 * kGibibyte);
+    EXPECT_THAT(FormatPlan(*small, model, options), HasSubstr("gradients are made in parts"));
+    // Sums over GPUs, and over ranks, are of whole layers.
+    options.gpu_mem_bytes = 40 * kGibibyte;
+    options.data_parallel = 2;
+    const auto of_parts = MakePlan(model, options, MachineWithGpu(60 * kGibibyte));
+    ASSERT_TRUE(of_parts.ok()) << of_parts.status();
+    EXPECT_GE(LeastPlan(model, options).gpu.bytes, whole_gradient);
+    EXPECT_FALSE(LeastPlan(model, options).recompute.vocabulary_in_parts);
+    options.data_parallel = 1;
+    options.num_ranks = 2;
+    EXPECT_FALSE(LeastPlan(model, options).recompute.vocabulary_in_parts);
+    options.num_ranks = 1;
+  }
 }
 
 TEST(GpuPlan, EightBillionParametersWithALargeVocabularyFitACardOf8Gb) {
