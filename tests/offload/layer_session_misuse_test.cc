@@ -367,62 +367,6 @@ TEST(LayerSessionSteps, RawTensorsChangeInAStepOrBehindItUntilItsCommit) {
   EXPECT_EQ(committed[0], std::byte{42});
 }
 
-TEST(LayerSessionSteps, PartsOfAGradientComeInOrderAndWhole) {
-  const TemporaryFolder folder;
-  ModuleRun run(folder.path(), SmallSettings());
-  ASSERT_EQ(run.Open(), absl::OkStatus());
-  LayerSession& session = run.session();
-  const int64_t num_elems = session.store().inventory().layers()[5].num_elems;
-  const std::vector<float> zeros(static_cast<size_t>(num_elems));
-  const auto hand = [&](int layer, int64_t first, int64_t count) {
-    return session.HandPart(layer,
-                            {.elems = std::span(zeros).subspan(0, count), .first_elem = first});
-  };
-  EXPECT_TRUE(IsUsage(hand(5, 0, 2048)));  // no step has begun
-  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
-  EXPECT_TRUE(IsUsage(hand(7, 0, 2048)));
-  EXPECT_THAT(MessageOf(hand(5, 2048, 2048)), HasSubstr("the next is of 'layer5', from element 0"));
-  EXPECT_THAT(MessageOf(hand(5, 0, 100)), HasSubstr("a multiple of 2048 is wanted"));
-  EXPECT_THAT(MessageOf(hand(5, 0, 0)), HasSubstr("has 0 elements"));
-  ASSERT_EQ(hand(5, 0, 4096), absl::OkStatus());
-  EXPECT_THAT(MessageOf(hand(5, 0, 4096)), HasSubstr("the next is of 'layer5', from element 4096"));
-  EXPECT_THAT(MessageOf(hand(4, 0, 2048)), HasSubstr("the next is of 'layer5', from element 4096"));
-  EXPECT_THAT(MessageOf(hand(5, 4096, num_elems)), HasSubstr("elements"));
-  EXPECT_THAT(MessageOf(session.Hand(4, {.elems = zeros})),
-              HasSubstr("between parts of the gradient of 'layer5', from element 4096 on"));
-  // A step that is abandoned between them leaves no trace, and the next begins anew.
-  session.Abandon();
-  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
-  ASSERT_EQ(hand(5, 0, 2048), absl::OkStatus());
-  EXPECT_TRUE(IsUsage(session.FinishBackward().status()));
-  ASSERT_EQ(hand(5, 2048, num_elems - 2048), absl::OkStatus());
-  EXPECT_TRUE(IsUsage(hand(5, 0, 2048)));  // it was handed over
-  session.Abandon();
-}
-
-TEST(LayerSessionSteps, NothingIsAddedOrClosedBetweenPartsOfAGradient) {
-  const TemporaryFolder folder;
-  ModuleRun run(folder.path(), Settings());
-  ASSERT_EQ(run.Open(), absl::OkStatus());
-  LayerSession& session = run.session();
-  const Inventory& inventory = session.store().inventory();
-  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
-  const std::vector<float> zeros(static_cast<size_t>(inventory.layers()[5].num_elems));
-  ASSERT_EQ(session.HandPart(5, {.elems = std::span(zeros).first(2048)}), absl::OkStatus());
-  const TensorSpec& tensor =
-      inventory.tensors()[static_cast<size_t>(inventory.layers()[5].first_tensor)];
-  const auto bytes = std::as_bytes(std::span(zeros)).first(tensor.num_elems * 4);
-  EXPECT_THAT(
-      MessageOf(session.AddGradient(inventory.layers()[5].first_tensor, DType::kF32, bytes)),
-      HasSubstr("between parts of the gradient of 'layer5'"));
-  EXPECT_TRUE(IsUsage(session.CloseLayer(4)));
-  EXPECT_THAT(MessageOf(session.FinishBackward().status()),
-              HasSubstr("FinishBackward comes between parts"));
-  ASSERT_EQ(session.HandPart(5, {.elems = std::span(zeros).subspan(2048), .first_elem = 2048}),
-            absl::OkStatus());
-  EXPECT_TRUE(session.FinishBackward().ok());
-}
-
 TEST(LayerSessionSteps, GradientsOfALayerThatIsClosedAreRefused) {
   const TemporaryFolder folder;
   ModuleRun run(folder.path(), Settings());
@@ -555,18 +499,6 @@ TEST(LayerSessionRanks, RefuseAGradientOnADeviceThatTheyDoNotHave) {
   const LayerGradient elsewhere = {.elems = zeros, .device = DeviceKind::kCuda};
   EXPECT_THAT(MessageOf(session.Hand(6, elsewhere)), HasSubstr("was made without one"));
   EXPECT_EQ(session.Hand(6, {.elems = zeros}), absl::OkStatus());
-}
-
-TEST(LayerSessionRanks, TakeNoParts) {
-  const std::unique_ptr<Communicator> alone = Communicator::CreateAlone();
-  const TemporaryFolder folder;
-  ModuleRun run(folder.path(), SmallSettings());
-  run.ChangeOptions([&](LayerSessionOptions& options) { options.ranks = alone.get(); });
-  ASSERT_EQ(run.Open(), absl::OkStatus());
-  ASSERT_EQ(run.session().BeginStep(run.UpdateOfStep()), absl::OkStatus());
-  const std::vector<float> zeros(2048);
-  EXPECT_THAT(MessageOf(run.session().HandPart(6, {.elems = zeros})),
-              HasSubstr("takes the gradients of whole layers"));
 }
 
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
