@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -15,6 +16,9 @@ namespace {
 constexpr double kNotHiddenOnCpu = 0.45;
 constexpr double kHiddenAhead = 0.5;
 constexpr double kPassesOverTransfers = 3;
+// What a layer that comes from the disk takes on a CPU beside its bytes: waits of threads for each
+// other. It shows in steps of a tenth of a second.
+constexpr double kSecondsOfARead = 0.5e-3;
 constexpr int kLeastStagingTiles = StepBuffers().num_staging_tiles;
 
 using Part = std::pair<Bound, double>;
@@ -101,6 +105,13 @@ class Forecaster {
       if (gpu_.computes) continue;
       pass->not_hidden_s = not_hidden * std::min(pass->compute_s, pass->disk_s);
     }
+    if (!gpu_.computes) AddWaits(forecast);
+    const double behind_s = gpu_.computes ? 0 : UpdatesBehind(forecast.backward);
+    if (behind_s > 0) {
+      PassForecast& pass = forecast.backward;
+      const double with_them_s = pass.compute_s + behind_s - LongestOf(pass).second;
+      pass.not_hidden_s = std::max(pass.not_hidden_s, with_them_s);
+    }
     PassForecast all = forecast.forward;
     all += forecast.backward;
     all += updates_beside;
@@ -160,6 +171,68 @@ class Forecaster {
     const double moved_s = std::clamp(both_ways_s, 0.0, std::max(0.0, idle_s));
     forecast.forward.disk_s -= moved_s;
     forecast.backward.disk_s += moved_s;
+  }
+
+  // Of layers that are read from the disk.
+  void AddWaits(StepForecast& forecast) const {
+    bool is_forward = true;
+    for (const auto& [kind, layer] : plan_.schedule.operations) {
+      is_forward &= kind != OperationKind::kLossAndGradient;
+      const bool waits = kind == OperationKind::kRead &&
+                         plan_.placement.weights[static_cast<size_t>(layer)] == Tier::kNvme;
+      if (waits)
+        (is_forward ? forecast.forward : forecast.backward).not_hidden_s += kSecondsOfARead;
+    }
+  }
+
+  // How much longer than its computation the backward pass is with updates that are applied as
+  // gradients come: the disk takes one after the other, and that of the last layer begins when
+  // nothing is left to compute. Where not all tiles of a layer may wait, handing it over does.
+  double UpdatesBehind(const PassForecast& backward) const {
+    const int64_t moved_bytes = plan_.read_bytes_per_step + plan_.write_bytes_per_step;
+    if (moved_bytes == 0) return 0;
+    const double s_per_byte = plan_.io_s_per_step / static_cast<double>(moved_bytes);
+    const auto elems_of = [&](int layer) {
+      return static_cast<double>(plan_.tiles.layer_elems(layer));
+    };
+    const std::span<const Operation> operations = plan_.schedule.FromLossOn();
+    double all_elems = 0;
+    for (const auto& [kind, layer] : operations) {
+      if (Differentiates(kind, layer)) all_elems += elems_of(layer);
+    }
+    double now_s = 0, end_s = 0;
+    for (const auto& [kind, layer] : operations) {
+      if (Differentiates(kind, layer)) {
+        now_s += backward.compute_s * elems_of(layer) / all_elems;
+      }
+      const bool is_applied = kind == OperationKind::kHand &&
+                              plan_.placement.UpdateTimeOf(layer) == UpdateTime::kAfterHand;
+      if (!is_applied) continue;
+      const double update_s = UpdateBytesOnDisk(layer) * s_per_byte;
+      end_s = std::max(end_s, now_s) + update_s;
+      const int num_tiles = plan_.tiles.first_tile(layer + 1) - plan_.tiles.first_tile(layer);
+      const double waiting = std::min(1.0, static_cast<double>(plan_.num_gradient_tiles) /
+                                               std::max(1.0, static_cast<double>(num_tiles)));
+      now_s = std::max(now_s, end_s - waiting * update_s);
+    }
+    return std::max(now_s, end_s) - backward.compute_s;
+  }
+  // With products of matrices: the first layer's gradients have none.
+  static bool Differentiates(OperationKind kind, int layer) {
+    return kind == OperationKind::kLossAndGradient ||
+           (kind == OperationKind::kBackward && layer > 0);
+  }
+  double UpdateBytesOnDisk(int layer) const {
+    const Placement& placement = plan_.placement;
+    int64_t bytes = 0;
+    for (int i = plan_.tiles.first_tile(layer); i < plan_.tiles.first_tile(layer + 1); ++i) {
+      const Tile& tile = plan_.tiles.tiles()[static_cast<size_t>(i)];
+      const bool reads_weights = placement.weights[static_cast<size_t>(layer)] == Tier::kNvme;
+      bytes += (reads_weights ? 2 : 1) * plan_.tiles.WeightBytes(tile);
+      const bool reads_state = placement.state[static_cast<size_t>(i)] == Tier::kNvme;
+      bytes += (reads_state ? 2 : 1) * plan_.tiles.StateBytes(tile);
+    }
+    return static_cast<double>(bytes);
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that

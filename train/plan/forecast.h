@@ -29,7 +29,8 @@ struct PassForecast {
   double disk_s = 0;
   double memory_s = 0;  // of RAM: updates, and what devices copy
   double bus_s = 0;     // between RAM and the GPU, in the direction that has more
-  // The part of the shorter of compute_s and disk_s that the longer does not hide.
+  // What the longer of compute_s and disk_s does not hide of the shorter: a part of it, waits, and
+  // in the backward pass updates that are applied as gradients come, behind the last of these.
   double not_hidden_s = 0;
 
   double Seconds() const;  // of the longest, with what is not hidden

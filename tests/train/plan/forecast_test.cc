@@ -222,6 +222,43 @@ TEST_F(ForecastTest, OnACpuTheLongerPartHidesTheShorterInPart) {
   EXPECT_EQ(MustPlan().forecast->forward.not_hidden_s, 0) << "a GPU has cores of its own";
 }
 
+// The update of a layer goes on while those before it compute: of few layers much is left behind.
+TEST_F(ForecastTest, OnACpuUpdatesThatAreAppliedAsGradientsComeGoOnBehindTheLast) {
+  options_.device = ComputeDevice::kCpu;
+  options_.weights_tier = options_.state_tier = TierChoice::kNvme;
+  options_.gradients = GradientChoice::kSpeculate;
+  options_.recompute = Recompute::kAll;
+  options_.batch = options_.accum = 1;
+  machine_.cpu_matmul_flops_per_s = 2e12;
+  options_.ram_bytes = 24 * kGibibyte;
+  const auto not_hidden_share = [&](int num_layers) {
+    DecoderConfig model = Llama13B();
+    model.num_layers = num_layers;
+    options_.speculate_layers = num_layers + 2;
+    const auto plan = MakePlan(model, options_, LimitsOf(machine_, options_));
+    FOREBAY_CHECK(plan.ok());
+    const PassForecast& pass = plan->forecast->backward;
+    return pass.not_hidden_s / std::min(pass.compute_s, pass.disk_s);
+  };
+  const double deep = not_hidden_share(40);
+  EXPECT_LT(deep, 0.3);
+  EXPECT_GT(not_hidden_share(2), deep + 0.1);
+}
+
+// Half a millisecond for each.
+TEST_F(ForecastTest, OnACpuLayersThatComeFromTheDiskMakeItWait) {
+  options_.device = ComputeDevice::kCpu;
+  options_.batch = options_.accum = 1;
+  options_.recompute = Recompute::kAll;
+  options_.weights_tier = TierChoice::kNvme;
+  machine_.cpu_matmul_flops_per_s = 1e16;  // nothing to hide
+  const Plan plan = MustPlan();
+  const PassForecast& pass = plan.forecast->forward;
+  const double of_shorter = pass.not_hidden_s - 42 * 0.5e-3;
+  EXPECT_GT(of_shorter, 0);
+  EXPECT_LE(of_shorter, 0.45 * std::min(pass.compute_s, pass.disk_s) * (1 + 1e-9));
+}
+
 TEST_F(ForecastTest, WithoutASpeedThereIsNone) {
   options_.device = ComputeDevice::kCpu;
   options_.batch = options_.accum = 1;
