@@ -1,5 +1,6 @@
 #include "forebay/train/plan/forecast.h"
 
+#include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/model/decoder_flops.h"
 #include "forebay/tests/train/plan/planned_models.h"
