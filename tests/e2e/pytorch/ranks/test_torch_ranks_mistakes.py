@@ -259,7 +259,8 @@ def interrupted(folder, go_on, what):
         if ranks.rank == 1:
             wait_for(go_on)
             return run.step_of(engine, "decoder", 1, ranks, 1)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        # Late enough that it waits by then, on a busy machine too: before, nobody would tell the other why.
+        threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             run.step_of(engine, "decoder", 1, ranks, 1)
         engine.close()
