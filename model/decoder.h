@@ -40,7 +40,7 @@ struct SavedOfBlock {
 // In proportion to `tokens`.
 int64_t SavedBytes(const DecoderConfig& config, Recompute recompute, int64_t tokens);
 
-// What the gradient of the output projection is made of, of one micro-batch.
+// One micro-batch's part in the gradient of the output projection is made of these.
 struct ProjectionInputs {
   std::span<float> normed;       // [tokens, hidden]: its input
   std::span<float> log_sum_exp;  // [tokens]: of the logits

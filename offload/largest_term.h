@@ -19,7 +19,7 @@ absl::Status WithLargestTerm(absl::Status status, std::string_view term, int64_t
 std::string LargestTermOf(const absl::Status& status);
 // 0: none is kept.
 int64_t LeastBytesOf(const absl::Status& status);
-// Of two that keep them: whether the first lacks less. Whoever lacks memory of the host has enough
+// Whether the first of two that keep them lacks less. Whoever lacks memory of the host has enough
 // on the GPU.
 bool LacksLess(const absl::Status& first, const absl::Status& second);
 

@@ -26,7 +26,7 @@ struct LayerGradient {
   // Who takes gradients on a device, and returns before it has read them, records here when it has:
   // they are not overwritten before. nullptr: they may be when it returns.
   Event* taken = nullptr;
-  // Of a part (LayerCompute::MakePart): the element of the layer that it begins with.
+  // The layer's element that a part begins with (LayerCompute::MakePart).
   int64_t first_elem = 0;
 };
 
@@ -67,7 +67,7 @@ class LayerCompute {
 
   // After the layer's gradients are complete.
   virtual LayerGradient GradientOf(int layer) = 0;
-  // Of a layer whose gradients are handed over in parts: makes the part that begins with
+  // Makes the part of a layer's gradients, which are handed over in parts, that begins with
   // `first_elem`, in memory that the next call uses again. nullopt: there is none, or the layer has
   // GradientOf. `weights`: those that the loss needs of the layer. Only the elements of the part
   // are read of them: those of parts before may be updated by now (UpdateTime::kAfterHand).

@@ -14,7 +14,7 @@ struct LossChunks {
   VocabularyCut cut;
 };
 
-// What is wanted beside the loss, or nullptr. CrossEntropy makes dweight only together with dx.
+// The caller wants these beside the loss; nullptr: not. CrossEntropy makes dweight with dx alone.
 struct LossGradients {
   double scale = 1;
   float* dx = nullptr;           // [tokens, hidden], overwritten

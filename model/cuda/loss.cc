@@ -46,7 +46,7 @@ class ChunkedLoss {
     return static_cast<const std::byte*>(x) + first_token * head_.in * ElemBytes();
   }
 
-  // Of these tokens and the part that begins with `first`.
+  // Takes these tokens, and the part that begins with `first`.
   absl::Status MakeLogits(const void* x, int64_t tokens, int64_t first) {
     return MultiplyForward(context_, Part(first), x, tokens,
                            {.rows = logits_ + first, .stride = stride_, .dtype = DType::kF32});

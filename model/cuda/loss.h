@@ -10,7 +10,7 @@
 
 namespace forebay::cuda {
 
-// What is wanted beside the loss, or nullptr: dweight only together with dx.
+// The caller wants these beside the loss; nullptr: not. dweight is made with dx alone.
 struct LossGradients {
   double scale = 1;
   void* dx = nullptr;            // [tokens, hidden], overwritten
@@ -36,7 +36,7 @@ struct LogitRows {
   int64_t stride = 0;
   int64_t first = 0;
 };
-// Of all entries. losses [rows]: -log p(target), 0 where the target is -1. `log_sum_exp` [rows]
+// Takes all entries. losses [rows]: -log p(target), 0 where the target is -1. `log_sum_exp` [rows]
 // (nullptr: none): written where it is not. `dlogits` (nullptr: none): rows of the context's type
 // with the same stride, (p - onehot) * scale, 0 where the target is -1; may be the logits.
 absl::Status LossOfRows(Context& context, const LogitRows& rows, double scale, float* losses,

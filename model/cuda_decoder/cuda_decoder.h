@@ -47,7 +47,7 @@ struct CudaDecoderMemory {
   // Kept on the device, and their gradients of one layer; with vocabulary_in_parts also the inputs
   // of the output layer.
   int64_t activation_bytes = 0;
-  // Of weights: one block and the largest of the other layers, or where they share it the larger;
+  // For weights: one block and the largest of the other layers, or where they share it the larger;
   // with vocabulary_in_parts the larger of a block and a part.
   int64_t gradient_bytes = 0;
   int64_t micro_batch_bytes = 0;  // tokens, and losses

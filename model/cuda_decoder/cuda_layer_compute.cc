@@ -246,7 +246,7 @@ absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::PartIn(const Grad
                        .first_elem = first_elem};
 }
 
-// Of the one table, which begins the layer.
+// The rows are those of the one table, which begins the layer.
 absl::Status CudaLayerCompute::AddRows(int layer, const HeldWeights& held, int64_t first_row,
                                        std::span<float> rows) {
   const bool is_embedding = layer == EmbedLayer();

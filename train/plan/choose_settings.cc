@@ -157,8 +157,7 @@ Plan WithSpareMemoryTaken(Plan plan, const TrainOptions& options, int64_t num_bl
   return plan;
 }
 
-// Of two plans, the first of which does not fit for want of memory: the second, if it fits or lacks
-// less.
+// The first plan does not fit for want of memory: the second is taken if it fits or lacks less.
 absl::StatusOr<Plan> OneThatFits(absl::StatusOr<Plan> first, absl::StatusOr<Plan> second) {
   if (second.ok()) return second;
   const bool lacks_memory = LeastBytesOf(second.status()) > 0;

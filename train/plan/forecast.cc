@@ -16,7 +16,7 @@ namespace {
 constexpr double kNotHiddenOnCpu = 0.45;
 constexpr double kHiddenAhead = 0.5;
 constexpr double kPassesOverTransfers = 3;
-// What a layer that comes from the disk takes on a CPU beside its bytes: waits of threads for each
+// A layer that comes from the disk takes so long on a CPU beside its bytes: threads wait for each
 // other. It shows in steps of a tenth of a second.
 constexpr double kSecondsOfARead = 0.5e-3;
 constexpr int kLeastStagingTiles = StepBuffers().num_staging_tiles;
@@ -173,7 +173,7 @@ class Forecaster {
     forecast.backward.disk_s += moved_s;
   }
 
-  // Of layers that are read from the disk.
+  // Adds those of layers that are read from the disk.
   void AddWaits(StepForecast& forecast) const {
     bool is_forward = true;
     for (const auto& [kind, layer] : plan_.schedule.operations) {

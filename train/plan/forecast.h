@@ -29,8 +29,8 @@ struct PassForecast {
   double disk_s = 0;
   double memory_s = 0;  // of RAM: updates, and what devices copy
   double bus_s = 0;     // between RAM and the GPU, in the direction that has more
-  // What the longer of compute_s and disk_s does not hide of the shorter: a part of it, waits, and
-  // in the backward pass updates that are applied as gradients come, behind the last of these.
+  // The longer of compute_s and disk_s does not hide this: a part of the shorter, waits, and in the
+  // backward pass updates that are applied as gradients come, behind the last of these.
   double not_hidden_s = 0;
 
   double Seconds() const;  // of the longest, with what is not hidden

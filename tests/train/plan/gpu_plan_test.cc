@@ -284,7 +284,7 @@ TEST(GpuPlan, WhereTheCardIsSmallBlocksShareTheMemoryOfTheHeadsGradient) {
   EXPECT_TRUE(smaller_tied->gpu.vocabulary_in_parts);
 }
 
-// Of a vocabulary that is most of the memory there, where nothing else helps.
+// The vocabulary is most of the memory there, and nothing else helps.
 TEST(GpuPlan, GradientsOfALargeVocabularyAreMadeInPartsWhereTheCardIsSmall) {
   DecoderConfig model = Llama13B();
   model.num_layers = 8;
