@@ -100,15 +100,19 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const DecoderConfig& co
   return std::unique_ptr<Decoder>(new Decoder(std::move(impl)));
 }
 
+// They become addresses; whoever read the data has refused what does not fit the model.
+void Decoder::CheckTokens(const MicroBatch& batch) const {
+  FOREBAY_CHECK(static_cast<int64_t>(batch.tokens.size()) <= impl_->options.max_tokens);
+  FOREBAY_CHECK(AllBelow(batch.tokens, impl_->config.vocab_size));
+  FOREBAY_CHECK(batch.positions.size() == batch.tokens.size() &&
+                AllBelow(batch.positions, impl_->config.max_positions));
+}
+
 void Decoder::Embed(const LayerWeights& embed, const MicroBatch& batch, std::span<float> x) {
   Impl& impl = *impl_;
   const int64_t hidden = impl.config.hidden_size;
-  FOREBAY_CHECK(static_cast<int64_t>(batch.tokens.size()) <= impl.options.max_tokens);
   FOREBAY_CHECK(x.size() == batch.tokens.size() * hidden);
-  // They become addresses; whoever read the data has refused what does not fit the model.
-  FOREBAY_CHECK(AllBelow(batch.tokens, impl.config.vocab_size));
-  FOREBAY_CHECK(batch.positions.size() == batch.tokens.size() &&
-                AllBelow(batch.positions, impl.config.max_positions));
+  CheckTokens(batch);
   cpu::EmbeddingForward(impl.context, ElementOf(embed, impl.tensors.token_embedding), embed.dtype,
                         batch.tokens, hidden, x.data(), /*accumulate=*/false);
   if (impl.config.positions == PositionKind::kLearned) {
@@ -128,14 +132,6 @@ void Decoder::BackwardEmbed(const MicroBatch& batch, std::span<const float> dx,
     cpu::EmbeddingBackward(impl.context, batch.positions, hidden, dx.data(),
                            ElementOf(gradient, impl.tensors.position_embedding));
   }
-}
-
-void Decoder::BackwardEmbedRows(const MicroBatch& batch, std::span<const float> dx,
-                                int64_t first_row, std::span<float> gradient) {
-  const int64_t hidden = impl_->config.hidden_size;
-  FOREBAY_CHECK(dx.size() == batch.tokens.size() * hidden);
-  cpu::EmbeddingBackwardOfRows(impl_->context, batch.tokens, hidden, dx.data(), first_row,
-                               std::ssize(gradient) / hidden, gradient.data());
 }
 
 Linear Decoder::Impl::Projection(const LayerWeights& head, const LayerWeights& embed) const {
@@ -173,37 +169,6 @@ cpu::LossResult Decoder::LossAndGradient(const LayerWeights& head, const LayerWe
   impl.NormalizeBackward(impl.tensors.final_norm, head, x.data(), statistics, d_normed, tokens,
                          hidden, dx.data(), /*accumulate=*/false, head_gradient);
   return result;
-}
-
-cpu::LossResult Decoder::LossAndInputGradient(const LayerWeights& head, const LayerWeights& embed,
-                                              const MicroBatch& batch, std::span<const float> x,
-                                              double scale, std::span<float> dx,
-                                              std::span<float> small_gradient,
-                                              const ProjectionInputs& inputs) {
-  Impl& impl = *impl_;
-  const int64_t tokens = batch.tokens.size();
-  const int64_t hidden = impl.config.hidden_size;
-  const NormTensors& norm = impl.tensors.final_norm;
-  const NormStatistics& statistics = impl.workspace.attention_statistics;
-  impl.Normalize(norm, head, x.data(), tokens, hidden, inputs.normed.data(), statistics);
-  float* const d_normed = impl.workspace.residual;
-  const cpu::LossResult result = cpu::CrossEntropyForwardBackwardInput(
-      impl.context, impl.Projection(head, embed), inputs.normed.data(), batch.targets, scale,
-      d_normed, inputs.log_sum_exp.data());
-  const int64_t small_begin = impl.inventory.layers()[HeadLayer(impl.config)].small_begin;
-  impl.NormalizeBackward(norm, head, x.data(), statistics, d_normed, tokens, hidden, dx.data(),
-                         /*accumulate=*/false, small_gradient, small_begin);
-  return result;
-}
-
-void Decoder::AddProjectionGradient(const LayerWeights& head, const LayerWeights& embed,
-                                    const MicroBatch& batch, const ProjectionInputs& inputs,
-                                    double scale, int64_t first_row, std::span<float> gradient) {
-  Impl& impl = *impl_;
-  FOREBAY_CHECK(std::ssize(gradient) % impl.config.hidden_size == 0);
-  cpu::ProjectionGradient(impl.context, impl.Projection(head, embed), inputs.normed.data(),
-                          batch.targets, scale, inputs.log_sum_exp.data(), first_row,
-                          gradient.data());
 }
 
 }  // namespace forebay

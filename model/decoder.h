@@ -128,14 +128,35 @@ class Decoder {
                                        std::span<float> small_gradient,
                                        const ProjectionInputs& inputs);
   // `gradient` [rows, hidden] of the projection from `first_row` on (cpu::ProjectionGradient) is
-  // added to.
-  void AddProjectionGradient(const LayerWeights& head, const LayerWeights& embed,
-                             const MicroBatch& batch, const ProjectionInputs& inputs, double scale,
-                             int64_t first_row, std::span<float> gradient);
+  // added to. `weights`: of the projection's layer, those rows at least.
+  void AddProjectionGradient(const LayerWeights& weights, const MicroBatch& batch,
+                             const ProjectionInputs& inputs, double scale, int64_t first_row,
+                             std::span<float> gradient);
   void BackwardEmbed(const MicroBatch& batch, std::span<const float> dx, std::span<float> gradient);
   // The same of some rows, `gradient` [rows, hidden], of the table of tokens, from `first_row` on.
   void BackwardEmbedRows(const MicroBatch& batch, std::span<const float> dx, int64_t first_row,
                          std::span<float> gradient);
+
+  // Embed and LossAndInputGradient where memory has no room for all of the table (WeightPieces),
+  // with the same bits. A `piece` begins with a row of the table. x, of the tokens whose rows the
+  // piece has, is written.
+  void EmbedPiece(const LayerWeights& piece, const MicroBatch& batch, std::span<float> x);
+  // normed [tokens, hidden]: the input of the output projection. `head`: a piece with the small
+  // tensors.
+  void NormalizeForLoss(const LayerWeights& head, const MicroBatch& batch, std::span<const float> x,
+                        std::span<float> normed);
+  // The same in memory of the decoder, until its next call.
+  std::span<const float> NormalizedForLoss(const LayerWeights& head, const MicroBatch& batch,
+                                           std::span<const float> x);
+  // As cpu::LogitSumsOfPart and cpu::InputGradientOfPart have it; d_normed: of `normed`.
+  void AddLogitSums(const LayerWeights& piece, const MicroBatch& batch,
+                    std::span<const float> normed, std::span<cpu::LogitSums> sums);
+  void AddInputGradient(const LayerWeights& piece, const MicroBatch& batch,
+                        const ProjectionInputs& inputs, double scale, std::span<float> d_normed);
+  // dx in: that of `normed`; out: that of x. small_gradient: as LossAndInputGradient has it.
+  void BackwardNormForLoss(const LayerWeights& head, const MicroBatch& batch,
+                           std::span<const float> x, std::span<float> dx,
+                           std::span<float> small_gradient);
 
   // Generation: appends `tokens` to the cached sequences, and writes to `logits` [caches, vocab]
   // what follows the last of each; without new tokens a row is left as it is. Runs max_tokens of
@@ -153,6 +174,7 @@ class Decoder {
   class InSaved;
   class PartsCompute;
   explicit Decoder(std::unique_ptr<Impl> impl);
+  void CheckTokens(const MicroBatch& batch) const;
   std::unique_ptr<Impl> impl_;
 };
 

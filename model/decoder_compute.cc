@@ -31,33 +31,8 @@ int64_t SmallElemsOfHead(const DecoderConfig& config, const Inventory& inventory
 
 }  // namespace
 
-bool MayCutVocabulary(const DecoderConfig& config) {
-  return VocabularyCut().Cuts(config.vocab_size) && config.positions == PositionKind::kRope;
-}
-
-int64_t MostElemsOfVocabularyPart(const DecoderConfig& config) {
-  return RoundUp(VocabularyCut().part_rows * config.hidden_size, kLayerAlignElems);
-}
-
-std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, const LayerSpec& layer,
-                                               int64_t first_elem) {
-  if (first_elem == layer.num_elems) return std::nullopt;
-  VocabularyPart part;
-  if (first_elem == layer.small_begin) {
-    part.num_elems = layer.num_elems - first_elem;
-    return part;
-  }
-  const int64_t part_rows = VocabularyCut().part_rows;
-  FOREBAY_CHECK(first_elem % (part_rows * config.hidden_size) == 0);
-  // The table is the only large tensor.
-  FOREBAY_CHECK(layer.small_begin ==
-                RoundUp(config.vocab_size * config.hidden_size, kLayerAlignElems));
-  part.first_row = first_elem / config.hidden_size;
-  const int64_t rows_left = config.vocab_size - part.first_row;
-  part.num_rows = std::min(part_rows, rows_left);
-  const bool is_last = part.num_rows == rows_left;
-  part.num_elems = is_last ? layer.small_begin - first_elem : part.num_rows * config.hidden_size;
-  return part;
+int64_t LogitSumsBytes(const DecoderConfig& config, int64_t tokens) {
+  return MayCutVocabulary(config) ? tokens * static_cast<int64_t>(sizeof(cpu::LogitSums)) : 0;
 }
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
@@ -85,6 +60,8 @@ DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& in
       .projection_input_bytes = in_parts ? ForwardBytes(config, tokens) : 0,
       .log_sum_exp_bytes = in_parts ? tokens * 4 : 0,
       .small_gradient_bytes = in_parts ? SmallElemsOfHead(config, inventory) * 4 : 0,
+      .logit_sums_bytes =
+          recompute.vocabulary_in_pieces ? LogitSumsBytes(config, num_activations * tokens) : 0,
   };
 }
 
@@ -145,9 +122,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
     for (const auto& [buffer, bytes] :
          {std::pair(&compute->projection_inputs_, memory.projection_input_bytes),
           std::pair(&compute->log_sum_exp_, memory.log_sum_exp_bytes),
-          std::pair(&compute->small_gradient_, memory.small_gradient_bytes)}) {
+          std::pair(&compute->small_gradient_, memory.small_gradient_bytes),
+          std::pair(&compute->logit_sums_, memory.logit_sums_bytes)}) {
       FOREBAY_ASSIGN_OR_RETURN(*buffer, HostBuffer::Create(budget, kProjectionPurpose, bytes));
     }
+  }
+  if (recompute.vocabulary_in_pieces) {
+    compute->small_tensors_.resize(static_cast<size_t>(memory.small_gradient_bytes));
   }
   if (memory.saved_bytes == 0) return compute;
   FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
@@ -168,6 +149,13 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluat
   FOREBAY_ASSIGN_OR_RETURN(
       compute->own_activations_,
       HostBuffer::Create(budget, "activations", ForwardBytes(decoder->config(), tokens)));
+  if (MayCutVocabulary(decoder->config())) {
+    FOREBAY_ASSIGN_OR_RETURN(
+        compute->logit_sums_,
+        HostBuffer::Create(budget, kProjectionPurpose, LogitSumsBytes(decoder->config(), tokens)));
+    compute->small_tensors_.resize(
+        static_cast<size_t>(SmallElemsOfHead(decoder->config(), decoder->inventory()) * 4));
+  }
   compute->SetActivations(compute->own_activations_.bytes(), /*num_slots=*/1);
   return compute;
 }
@@ -273,6 +261,9 @@ int DecoderCompute::FreeSlot(int layer) const {
 
 absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size_t batch) {
   if (layer == EmbedLayer()) {
+    if (WeightPieces* const pieces = weights.Of(layer).pieces; pieces != nullptr) {
+      return batch == 0 ? EmbedPieces(*pieces) : absl::OkStatus();
+    }
     const std::span<float> output = Room(slot_, batch);
     decoder_->Embed(weights.Of(layer), batches_[batch], output);
     Put(output, slot_, batch);
@@ -293,6 +284,9 @@ absl::Status DecoderCompute::Forward(int layer, const HeldWeights& weights, size
 }
 
 absl::Status DecoderCompute::Loss(int layer, const HeldWeights& weights, size_t batch) {
+  if (TableOf(layer, weights) != nullptr) {
+    return batch == 0 ? LossInPieces(layer, weights) : absl::OkStatus();
+  }
   loss_sums_[batch] =
       decoder_->Loss(weights.Of(layer), EmbedFor(weights), batches_[batch], Wide(slot_, batch))
           .loss_sum;
@@ -309,6 +303,9 @@ ProjectionInputs DecoderCompute::ProjectionInputsOf(size_t batch) const {
 }
 
 absl::Status DecoderCompute::LossAndGradient(int layer, const HeldWeights& weights, size_t batch) {
+  if (TableOf(layer, weights) != nullptr) {
+    return batch == 0 ? LossAndGradientInPieces(layer, weights) : absl::OkStatus();
+  }
   if (vocabulary_in_parts()) {
     const std::span<float> small_gradient = small_gradient_.As<float>();
     if (batch == 0) std::ranges::fill(small_gradient, 0.0f);
@@ -390,11 +387,16 @@ absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::MakePart(int layer,
   std::ranges::fill(gradient, 0.0f);
   const std::span<float> rows =
       gradient.first(static_cast<size_t>(part->num_rows * config_.hidden_size));
-  for (size_t batch = 0; batch < batches_.size(); ++batch) {
-    if (is_embedding && !config_.tied_embeddings) break;
-    const LayerWeights head = is_embedding ? LayerWeights() : weights.Of(layer);
-    decoder_->AddProjectionGradient(head, EmbedFor(weights), batches_[batch],
-                                    ProjectionInputsOf(batch), gradient_scale_, first_row, rows);
+  if (!is_embedding || config_.tied_embeddings) {
+    LayerWeights table = weights.Of(layer);
+    if (table.pieces != nullptr) {
+      const auto piece = static_cast<int>(first_elem / table.pieces->piece_elems());
+      FOREBAY_ASSIGN_OR_RETURN(table, table.pieces->Get(piece));
+    }
+    for (size_t batch = 0; batch < batches_.size(); ++batch) {
+      decoder_->AddProjectionGradient(table, batches_[batch], ProjectionInputsOf(batch),
+                                      gradient_scale_, first_row, rows);
+    }
   }
   for (size_t batch = 0; is_embedding && batch < batches_.size(); ++batch) {
     decoder_->BackwardEmbedRows(batches_[batch], ActivationGradient(batch), first_row, rows);

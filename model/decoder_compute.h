@@ -14,6 +14,7 @@
 #include "forebay/memory/memory_budget.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/vocabulary_parts.h"
 #include "forebay/step/activation_storage.h"
 #include "forebay/step/layer_compute.h"
 #include "forebay/step/step_schedule.h"
@@ -36,6 +37,9 @@ struct DecoderStepMemory {
   int64_t projection_input_bytes = 0;
   int64_t log_sum_exp_bytes = 0;
   int64_t small_gradient_bytes = 0;
+  // With BlockRecompute::vocabulary_in_pieces, else 0: the sums of logits, of as many micro-batches
+  // as a pass may have.
+  int64_t logit_sums_bytes = 0;
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
 // their dtype between layers.
@@ -48,24 +52,9 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
 }
 
-// Whether BlockRecompute::vocabulary_in_parts is for the model, and the elements of its largest
-// part, with the padding behind the last row.
-bool MayCutVocabulary(const DecoderConfig& config);
-int64_t MostElemsOfVocabularyPart(const DecoderConfig& config);
-// A part of the gradient of the layer of the embedding or of the head: rows of the table that
-// begins it, with the padding behind the last of them; or the small tensors.
-struct VocabularyPart {
-  int64_t first_row = 0;
-  int64_t num_rows = 0;  // 0: the small tensors
-  int64_t num_elems = 0;
-
-  bool IsOfSmallTensors() const { return num_rows == 0; }
-};
-// That which begins with `first_elem` of the layer's; nullopt at its end. Requires: a part, or the
-// small tensors, or nothing begins there; MayCutVocabulary.
-std::optional<VocabularyPart> VocabularyPartAt(const DecoderConfig& config, const LayerSpec& layer,
-                                               int64_t first_elem);
-
+// What CreateForEvaluation charges beside the activations of so many tokens; a page at least, or
+// nothing.
+int64_t LogitSumsBytes(const DecoderConfig& config, int64_t tokens);
 // Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, of WideActivationBytes, and of
 // the three for a vocabulary in parts.
 inline constexpr char kLayerGradientPurpose[] = "gradient of one layer (fp32)";
@@ -135,6 +124,18 @@ class DecoderCompute : public LayerCompute {
   // With vocabulary_in_parts:
   bool vocabulary_in_parts() const { return projection_inputs_.size_bytes() > 0; }
   ProjectionInputs ProjectionInputsOf(size_t batch) const;
+  // Of all micro-batches at once, for layers that are lent in pieces (decoder_compute_pieces.cc).
+  absl::Status EmbedPieces(WeightPieces& pieces);
+  absl::Status LossInPieces(int layer, const HeldWeights& weights);
+  absl::Status LossAndGradientInPieces(int layer, const HeldWeights& weights);
+  // The table of the output projection; nullptr: it is lent as a whole.
+  WeightPieces* TableOf(int layer, const HeldWeights& weights) const;
+  // The small tensors of the output layer, which stay until the next call.
+  absl::StatusOr<LayerWeights> TakeSmallTensors(int layer, const HeldWeights& weights);
+  // `call(piece, batch)` for the rows of the table, and every micro-batch.
+  template <typename Call>
+  absl::Status ForEachPiece(WeightPieces& pieces, const Call& call) const;
+  std::span<cpu::LogitSums> LogitSumsOf(size_t batch) const;
   // The memory that the layer saves to in this pass, for one micro-batch.
   SavedOfBlock SavedOf(int layer, size_t batch) const;
 
@@ -152,6 +153,9 @@ class DecoderCompute : public LayerCompute {
   HostBuffer embedding_gradient_;  // only when embeddings are tied, and not made in parts
   // With vocabulary_in_parts, as DecoderStepMemory has them.
   HostBuffer projection_inputs_, log_sum_exp_, small_gradient_;
+  // With vocabulary_in_pieces:
+  HostBuffer logit_sums_;
+  std::vector<std::byte> small_tensors_;  // of the output layer
   BlockRecompute recompute_;
   HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
   std::vector<int64_t> saved_begin_;  // by block

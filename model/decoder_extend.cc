@@ -45,6 +45,22 @@ void Decoder::Impl::ExtendLogits(const LayerWeights& head, const LayerWeights& e
   cpu::Logits(context, Projection(head, embed), workspace.normed, 1, logits.data());
 }
 
+void Decoder::Impl::NormalizeLast(const LayerWeights& head, float* x) {
+  Normalize(tensors.final_norm, head, x, 1, config.hidden_size, workspace.normed,
+            workspace.attention_statistics);
+  std::copy_n(workspace.normed, config.hidden_size, x);
+}
+
+void Decoder::Impl::ExtendLogitsOfPiece(const LayerWeights& piece, const float* normed,
+                                        std::span<float> logits) {
+  const cpu::ProjectionPart part = PartOf(piece, FirstRowOf(piece));
+  const int64_t num_elems = std::ssize(piece.data) / SizeOf(piece.dtype);
+  Linear rows = part.head;
+  rows.weight = part.rows;
+  rows.out = std::min(num_elems / config.hidden_size, config.vocab_size - part.first_row);
+  cpu::Logits(context, rows, normed, 1, logits.data() + part.first_row);
+}
+
 // The parts of one pass, each as a micro-batch. Their activations lie behind each other in the
 // workspace.
 class Decoder::PartsCompute : public ForwardCompute {
@@ -66,6 +82,8 @@ class Decoder::PartsCompute : public ForwardCompute {
   absl::Status Forward(int layer, const HeldWeights& weights, size_t batch) override {
     const SequencePart& part = impl_.parts[batch];
     const BlockInput input = InputOf(batch);
+    WeightPieces* const pieces = weights.Of(layer).pieces;
+    if (pieces != nullptr) return batch == 0 ? EmbedPieces(*pieces) : absl::OkStatus();
     if (layer == EmbedLayer()) {
       impl_.ExtendEmbed(weights.Of(layer), part.tokens, input.positions, Activation(batch));
     } else {
@@ -76,18 +94,68 @@ class Decoder::PartsCompute : public ForwardCompute {
   }
   absl::Status Loss(int layer, const HeldWeights& weights, size_t batch) override {
     const SequencePart& part = impl_.parts[batch];
-    if (!part.is_last) return absl::OkStatus();
     const DecoderConfig& config = impl_.config;
-    const float* const last =
-        Activation(batch) + (std::ssize(part.tokens) - 1) * config.hidden_size;
-    impl_.ExtendLogits(weights.Of(layer),
-                       config.tied_embeddings ? weights.Of(EmbedLayer()) : LayerWeights(), last,
-                       logits_.subspan(part.sequence * config.vocab_size, config.vocab_size));
+    const LayerWeights table = weights.Of(config.tied_embeddings ? EmbedLayer() : layer);
+    if (table.pieces != nullptr) {
+      return batch == 0 ? LogitsInPieces(*table.pieces, weights.Of(layer)) : absl::OkStatus();
+    }
+    if (!part.is_last) return absl::OkStatus();
+    impl_.ExtendLogits(weights.Of(layer), table, LastOf(batch), LogitsOf(batch));
     return absl::OkStatus();
   }
   Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
 
  private:
+  // Of all parts at once, from the pieces that have rows of their tokens.
+  absl::Status EmbedPieces(WeightPieces& pieces) {
+    const int64_t hidden = impl_.config.hidden_size;
+    const int64_t piece_rows = pieces.piece_elems() / hidden;
+    for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
+      const auto is_in_piece = [&](int32_t token) { return token / piece_rows == piece; };
+      const bool is_needed = std::ranges::any_of(impl_.parts, [&](const SequencePart& part) {
+        return std::ranges::any_of(part.tokens, is_in_piece);
+      });
+      if (!is_needed) continue;
+      FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, pieces.Get(piece));
+      for (size_t batch = 0; batch < impl_.parts.size(); ++batch) {
+        cpu::EmbeddingForwardOfRows(impl_.context, weights.data.data(), weights.dtype,
+                                    impl_.parts[batch].tokens, hidden, piece * piece_rows,
+                                    piece_rows, Activation(batch));
+      }
+    }
+    return absl::OkStatus();
+  }
+  // `head`: of the output layer, which may be that of the pieces.
+  absl::Status LogitsInPieces(WeightPieces& pieces, const LayerWeights& head) {
+    // The activations are not needed any more: normalized they lie in their places.
+    {
+      LayerWeights small = head;
+      if (head.pieces != nullptr) {
+        FOREBAY_ASSIGN_OR_RETURN(small, head.pieces->Get(head.pieces->num_pieces() - 1));
+      }
+      for (size_t batch = 0; batch < impl_.parts.size(); ++batch) {
+        if (impl_.parts[batch].is_last) impl_.NormalizeLast(small, LastOf(batch));
+      }
+    }
+    for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
+      FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, pieces.Get(piece));
+      if (weights.first_elem >= impl_.config.vocab_size * impl_.config.hidden_size) break;
+      for (size_t batch = 0; batch < impl_.parts.size(); ++batch) {
+        if (!impl_.parts[batch].is_last) continue;
+        impl_.ExtendLogitsOfPiece(weights, LastOf(batch), LogitsOf(batch));
+      }
+    }
+    return absl::OkStatus();
+  }
+  // The activation of the part's last token.
+  float* LastOf(size_t batch) const {
+    const SequencePart& part = impl_.parts[batch];
+    return Activation(batch) + (std::ssize(part.tokens) - 1) * impl_.config.hidden_size;
+  }
+  std::span<float> LogitsOf(size_t batch) const {
+    const auto vocab = static_cast<size_t>(impl_.config.vocab_size);
+    return logits_.subspan(impl_.parts[batch].sequence * vocab, vocab);
+  }
   // Tokens before those of the part.
   int64_t FirstToken(size_t batch) const {
     int64_t first = 0;

@@ -78,6 +78,9 @@ struct Decoder::Impl {
                         const BlockInput& input, std::span<float> gradient);
 
   Linear Projection(const LayerWeights& head, const LayerWeights& embed) const;
+  // `weights`: of its layer, from that row on at least.
+  cpu::ProjectionPart PartOf(const LayerWeights& weights, int64_t first_row) const;
+  int64_t FirstRowOf(const LayerWeights& piece) const;
 
   // Generation. x: [tokens, hidden], in workspace.residual.
   void ExtendEmbed(const LayerWeights& embed, std::span<const int32_t> tokens,
@@ -87,6 +90,10 @@ struct Decoder::Impl {
   // logits: [vocab], of what follows the token of `x`.
   void ExtendLogits(const LayerWeights& head, const LayerWeights& embed, const float* x,
                     std::span<float> logits);
+  // The same where the table comes in pieces: x becomes the input of the projection, and each piece
+  // gives the logits of its rows. `head`: with the small tensors.
+  void NormalizeLast(const LayerWeights& head, float* x);
+  void ExtendLogitsOfPiece(const LayerWeights& piece, const float* normed, std::span<float> logits);
 
   const DecoderConfig config;
   const DecoderOptions options;

@@ -91,7 +91,9 @@ BlockTensors ResolveBlock(const DecoderConfig& config, const LayerRoles& roles) 
 }  // namespace
 
 const void* ElementOf(const LayerWeights& layer, int64_t offset) {
-  return offset == kAbsent ? nullptr : layer.data.data() + offset * SizeOf(layer.dtype);
+  if (offset == kAbsent) return nullptr;
+  FOREBAY_CHECK(offset >= layer.first_elem);
+  return layer.data.data() + (offset - layer.first_elem) * SizeOf(layer.dtype);
 }
 
 Linear LinearTensors::View(const LayerWeights& layer) const {

@@ -53,7 +53,8 @@ struct DecoderTensors {
 // Requires: `inventory` is BuildInventory(config).
 DecoderTensors ResolveTensors(const DecoderConfig& config, const Inventory& inventory);
 
-// Address of element `offset` of a layer's weights; nullptr for kAbsent.
+// Address of element `offset` of a layer's weights; nullptr for kAbsent. Requires: of a piece, that
+// it has the element.
 const void* ElementOf(const LayerWeights& layer, int64_t offset);
 // The same in a gradient vector, or in one of which it has the elements from `first_elem` on.
 inline float* ElementOf(std::span<float> gradient, int64_t offset, int64_t first_elem = 0) {

@@ -1,4 +1,5 @@
 set(MODEL_io_SOURCES
+  files/checkpoint_pieces.cc
   files/checkpoint_reader.cc
   files/checkpoint_source.cc
   files/checkpoint_stream.cc

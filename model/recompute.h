@@ -28,6 +28,9 @@ struct BlockRecompute {
   // The output layer computes logits once more, so that the gradients of the embedding and of the
   // output projection are made and handed over in parts. Only of a model that MayCutVocabulary.
   bool vocabulary_in_parts = false;
+  // Besides, the weights of both are lent in pieces, each of one part (WeightPieces), unless they
+  // live in RAM. Only with vocabulary_in_parts.
+  bool vocabulary_in_pieces = false;
 
   Recompute Of(int block) const { return block < num_blocks ? recompute : Recompute::kNone; }
   // Whether the block, one of so many, goes forward twice, so that those behind it have inputs.

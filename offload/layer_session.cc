@@ -273,11 +273,12 @@ void LayerSession::Expect(std::span<const int> layers) {
 absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
   FOREBAY_RETURN_IF_ERROR(undo_failure_);
   FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
-  FOREBAY_ASSIGN_OR_RETURN(const std::span<const std::byte> data, AcquireWhole(layer));
+  LayerWeights weights = {.dtype = WeightDType(store_->tiles().layout())};
+  FOREBAY_ASSIGN_OR_RETURN(weights.data, AcquireWhole(layer));
+  if (gathered_ == nullptr) weights.pieces = swapper_->PiecesOf(layer);
   --num_announced_;
   lent_.push_back(layer);
-  return WeightsLease(this, layer, {.dtype = WeightDType(store_->tiles().layout()), .data = data},
-                      shared_from_this());
+  return WeightsLease(this, layer, weights, shared_from_this());
 }
 
 absl::StatusOr<std::span<const std::byte>> LayerSession::AcquireWhole(int layer) {

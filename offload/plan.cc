@@ -257,7 +257,10 @@ class Planner {
 
   WindowOptions Window(const StepBuffers& buffers) const {
     if (inputs_.pass != PassKind::kChain) return ModuleWindow(tiles_, buffers);
-    return ChainWindow(inventory_.num_streamed_layers(), buffers);
+    WindowOptions window = ChainWindow(inventory_.num_streamed_layers(), buffers);
+    window.piece_elems = inputs_.piece_elems;
+    window.copies_pieces = inputs_.copies_pieces;
+    return window;
   }
 
   bool delays() const { return options_.delay_update_from > 0; }

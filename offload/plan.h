@@ -104,6 +104,9 @@ struct PlanInputs {
   int64_t device_state_bytes = 0;
   // The caller keeps the weights of each layer, once it was read, until the end of the step.
   bool reads_layers_once = false;
+  // kChain alone: as WindowOptions has both. Requires: no tile is in two pieces.
+  int64_t piece_elems = 0;
+  bool copies_pieces = false;
   PlannedExports exports;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };

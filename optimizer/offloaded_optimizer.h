@@ -114,10 +114,10 @@ struct OptimizerStats {
 //
 // State on the device is updated there, with the bits of the CPU.
 //
-// Threads: UpdateLayer, WriteDeferred and AwaitWriteBack belong to the swapper's thread,
-// UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after Create.
-// After an error the object takes no further updates. A store of two slots then still holds the
-// last committed step; of one slot, what was being written over is lost.
+// Threads: UpdateLayer, UpdateTiles, WriteDeferred and AwaitWriteBack belong to the swapper's
+// thread, UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after
+// Create. After an error the object takes no further updates. A store of two slots then still holds
+// the last committed step; of one slot, what was being written over is lost.
 class OffloadedOptimizer : public TileUpdater {
  public:
   // Loads state that lives in memory from the store, which must have a committed step. Everything
@@ -205,8 +205,11 @@ class OffloadedOptimizer : public TileUpdater {
   // Or one is pending (modes()). For the training thread.
   bool AnyUpdateIsDue() const;
   absl::Status UpdateLayer(int layer, std::span<std::byte> weights) override;
+  absl::Status UpdateTiles(int layer, int first_tile, int end_tile,
+                           std::span<std::byte> weights) override;
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;
+  absl::Status AwaitWriteBackOfTiles(int first_tile, int end_tile) override;
   // Starts writing the state in memory that is newer than the store's. `meanwhile`, here and below,
   // is called between parts of the work. Requires: no update is due,
   // and the swapper's thread is idle.

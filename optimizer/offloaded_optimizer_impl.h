@@ -73,6 +73,8 @@ struct OffloadedOptimizer::Impl {
     return speculates || backward_finished || on_its_way.layer >= 0 || gradients->AnyHanded();
   }
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
+  // Behind that of its last tile.
+  void EndUpdateOf(int layer);
   void ChooseHalf();
   absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
                             std::span<const std::byte> gradient);

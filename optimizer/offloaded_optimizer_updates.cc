@@ -51,20 +51,27 @@ bool OffloadedOptimizer::UpdateIsDue(int layer) const {
 }
 
 absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> weights) {
+  const TileMap& tiles = impl_->tiles;
+  FOREBAY_CHECK(static_cast<int64_t>(weights.size()) ==
+                tiles.layer_elems(layer) * WeightBytesPerElem(tiles.layout()));
+  return UpdateTiles(layer, tiles.first_tile(layer), tiles.first_tile(layer + 1), weights);
+}
+
+absl::Status OffloadedOptimizer::UpdateTiles(int layer, int first_tile, int end_tile,
+                                             std::span<std::byte> weights) {
   Impl& impl = *impl_;
   FOREBAY_RETURN_IF_ERROR(impl.Failure());
   FOREBAY_CHECK(UpdateIsDue(layer));
-  FOREBAY_CHECK(static_cast<int64_t>(weights.size()) ==
-                impl.tiles.layer_elems(layer) * WeightBytesPerElem(impl.tiles.layout()));
   const Stopwatch stopwatch;
   impl.tile_wait_s = 0;
   absl::Status status;
-  for (int i = impl.tiles.first_tile(layer); i < impl.tiles.first_tile(layer + 1); ++i) {
+  int64_t num_elems = 0;
+  for (int i = first_tile; i < end_tile; ++i) {
     const Tile& tile = impl.tiles.tiles()[i];
-    status = impl.UpdateTile(
-        i, weights.subspan(tile.first_elem * WeightBytesPerElem(impl.tiles.layout()),
-                           impl.tiles.WeightBytes(tile)));
+    status = impl.UpdateTile(i, weights.subspan(num_elems * WeightBytesPerElem(impl.tiles.layout()),
+                                                impl.tiles.WeightBytes(tile)));
     if (!status.ok()) break;
+    num_elems += tile.num_elems;
   }
   status = impl.EndOnDevice(status);
   if (!status.ok()) {
@@ -77,15 +84,19 @@ absl::Status OffloadedOptimizer::UpdateLayer(int layer, std::span<std::byte> wei
     std::lock_guard lock(impl.mutex);
     impl.stats.io_wait_s += impl.tile_wait_s;
     impl.stats.update_s += stopwatch.Seconds() - impl.tile_wait_s;
-    impl.stats.updated_elems += impl.tiles.layer_elems(layer);
+    impl.stats.updated_elems += num_elems;
   }
-  impl.staged->EndLayer(layer);
-  // While the loss is computed nothing else reads.
-  if (impl.expects_speculation.load(std::memory_order_relaxed) && impl.OnlyIsDue(layer)) {
-    impl.staged->ReadEarly(impl.speculation->tiles());
-  }
-  impl.due[layer].store(false, std::memory_order_release);
+  if (end_tile == impl.tiles.first_tile(layer + 1)) impl.EndUpdateOf(layer);
   return absl::OkStatus();
+}
+
+void OffloadedOptimizer::Impl::EndUpdateOf(int layer) {
+  staged->EndLayer(layer);
+  // While the loss is computed nothing else reads.
+  if (expects_speculation.load(std::memory_order_relaxed) && OnlyIsDue(layer)) {
+    staged->ReadEarly(speculation->tiles());
+  }
+  due[layer].store(false, std::memory_order_release);
 }
 
 absl::Status OffloadedOptimizer::Impl::UpdateTile(int tile, std::span<std::byte> weights) {
@@ -364,9 +375,13 @@ absl::Status OffloadedOptimizer::Impl::WriteState(int tile, std::span<std::byte>
 }
 
 absl::Status OffloadedOptimizer::AwaitWriteBack(int layer) {
+  return AwaitWriteBackOfTiles(impl_->tiles.first_tile(layer), impl_->tiles.first_tile(layer + 1));
+}
+
+absl::Status OffloadedOptimizer::AwaitWriteBackOfTiles(int first_tile, int end_tile) {
   absl::Status first_error;
-  for (int i = impl_->tiles.first_tile(layer); i < impl_->tiles.first_tile(layer + 1); ++i) {
-    first_error.Update(impl_->writes->AwaitWeights(i));
+  for (int tile = first_tile; tile < end_tile; ++tile) {
+    first_error.Update(impl_->writes->AwaitWeights(tile));
   }
   return first_error;
 }

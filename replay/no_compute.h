@@ -2,8 +2,11 @@
 // run, with numbers that were made beforehand. For measurements alone.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 
+#include "forebay/base/errors.h"
 #include "forebay/base/tensor_spec.h"
 #include "forebay/step/layer_compute.h"
 
@@ -19,9 +22,19 @@ class NoCompute : public LayerCompute {
     return absl::OkStatus();
   }
   size_t num_micro_batches() const override { return 1; }
-  absl::Status Forward(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
+  absl::Status Forward(int layer, const HeldWeights& weights, size_t) override {
+    return ReadPieces(weights.Of(layer).pieces);
+  }
   absl::Status Loss(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
-  absl::Status LossAndGradient(int, const HeldWeights&, size_t) override {
+  // As model/decoder_compute_pieces.cc.
+  absl::Status LossAndGradient(int layer, const HeldWeights& weights, size_t) override {
+    WeightPieces* const own = weights.Of(layer).pieces;
+    if (own != nullptr) FOREBAY_RETURN_IF_ERROR(own->Get(own->num_pieces() - 1).status());
+    for (const WeightsLease& lease : weights.leases()) {
+      for (int pass = 0; pass < 2; ++pass) {
+        FOREBAY_RETURN_IF_ERROR(ReadPieces(lease.weights().pieces));
+      }
+    }
     return absl::OkStatus();
   }
   absl::Status Recompute(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
@@ -32,10 +45,26 @@ class NoCompute : public LayerCompute {
   LayerGradient GradientOf(int layer) override {
     return {.elems = gradient_.first(static_cast<size_t>(inventory_.layers()[layer].num_elems))};
   }
+  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
+                                                        int64_t /*first_elem*/) override {
+    for (const WeightsLease& lease : weights.leases()) {
+      if (lease.layer() != layer) continue;
+      FOREBAY_RETURN_IF_ERROR(ReadPieces(lease.weights().pieces));
+    }
+    return std::nullopt;
+  }
   Event* WeightsAreUsed(int) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
 
  private:
+  // nullptr: the layer is there as a whole.
+  static absl::Status ReadPieces(WeightPieces* pieces) {
+    for (int piece = 0; pieces != nullptr && piece < pieces->num_pieces(); ++piece) {
+      FOREBAY_RETURN_IF_ERROR(pieces->Get(piece).status());
+    }
+    return absl::OkStatus();
+  }
+
   const Inventory& inventory_;
   const std::span<const float> gradient_;
 };

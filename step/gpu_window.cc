@@ -92,14 +92,16 @@ bool GpuWindow::IsItsOwn(const Place& place, int layer) const {
 }
 
 // To every device. The first one's copy counts as there when all are: the source waits for that.
-absl::Status GpuWindow::CopyTo(Place& place, int layer, std::span<const std::byte> weights) {
+absl::Status GpuWindow::CopyTo(Place& place, int layer, int64_t offset,
+                               std::span<const std::byte> weights) {
   for (size_t d = place.copies.size(); d-- > 0;) {
     const Copy& copy = place.copies[d];
-    FOREBAY_CHECK(static_cast<int64_t>(weights.size()) <= copy.memory.size_bytes());
+    FOREBAY_CHECK(offset + std::ssize(weights) <= copy.memory.size_bytes());
     if (copy.last_read != nullptr) FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*copy.last_read));
     {
       const StreamScope scope(*streams_[d], "weights", {.layer = layer}, std::ssize(weights));
-      FOREBAY_RETURN_IF_ERROR(streams_[d]->CopyToDevice(copy.memory.address(), weights));
+      FOREBAY_RETURN_IF_ERROR(
+          streams_[d]->CopyToDevice(copy.memory.As<std::byte>() + offset, weights));
     }
     for (size_t other = place.copies.size() - 1; d == 0 && other > 0; --other) {
       FOREBAY_RETURN_IF_ERROR(streams_[d]->WaitFor(*place.copies[other].is_there));
@@ -110,17 +112,35 @@ absl::Status GpuWindow::CopyTo(Place& place, int layer, std::span<const std::byt
   return absl::OkStatus();
 }
 
+absl::StatusOr<size_t> GpuWindow::CopyPieces(Place& place, int layer, WeightPieces& pieces) {
+  size_t num_bytes = 0;
+  for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
+    FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, pieces.Get(piece));
+    const int64_t offset = weights.first_elem * SizeOf(weights.dtype);
+    FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, offset, weights.data));
+    // The next Get ends the piece.
+    FOREBAY_RETURN_IF_ERROR(place.copies.front().is_there->Await());
+    num_bytes += weights.data.size();
+  }
+  return num_bytes;
+}
+
 // Requires: `layer` is the next of the source.
 absl::Status GpuWindow::Stage(Place& place, int layer) {
   FOREBAY_ASSIGN_OR_RETURN(WeightsLease lease, source_->Acquire(layer));
   const LayerWeights& weights = lease.weights();
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
   const TraceScope trace("copy weights to the GPU (enqueue)", {.layer = layer});
-  FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, weights.data));
+  size_t num_bytes = weights.data.size();
+  if (weights.pieces == nullptr) {
+    FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, 0, weights.data));
+  } else {
+    FOREBAY_ASSIGN_OR_RETURN(num_bytes, CopyPieces(place, layer, *weights.pieces));
+  }
   const Copy& first = place.copies.front();
   place.layer = layer;
   place.weights = {.dtype = weights.dtype,
-                   .data = {first.memory.As<const std::byte>(), weights.data.size()},
+                   .data = {first.memory.As<const std::byte>(), num_bytes},
                    .device = kind_,
                    .ready = first.is_there.get()};
   place.state = PlaceState::kStaged;

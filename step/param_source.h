@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
@@ -14,6 +15,8 @@
 
 namespace forebay {
 
+class WeightPieces;
+
 // The flat vector of one layer (base/tensor_spec.h): tensors lie at their TensorSpec::offset_elems.
 struct LayerWeights {
   DType dtype = DType::kBF16;
@@ -22,6 +25,22 @@ struct LayerWeights {
   std::span<const std::byte> data;
   DeviceKind device = DeviceKind::kHost;  // where `data` lies
   Event* ready = nullptr;                 // when it is there; nullptr: now
+  // The layer's element that `data` begins with: other than 0 of a piece.
+  int64_t first_elem = 0;
+  // Not nullptr: memory has no room for all of the layer. `data` is empty, and these have it.
+  WeightPieces* pieces = nullptr;
+};
+
+// The weights of a layer piece by piece, as long as its lease lasts. For whoever holds the lease.
+class WeightPieces {
+ public:
+  virtual ~WeightPieces() = default;
+  // The last piece may have fewer, or the others' and the layer's small tensors.
+  virtual int num_pieces() const = 0;
+  virtual int64_t piece_elems() const = 0;
+  // Waits for a piece, in host memory, until the next call: the one before is not read any more.
+  // Cheap when they are asked for in their order, and correct in any. As ParamSource::Acquire.
+  virtual absl::StatusOr<LayerWeights> Get(int piece) = 0;
 };
 
 class ParamSource;

@@ -81,6 +81,19 @@ void EmbeddingForward(Context& context, const void* table, DType dtype,
   });
 }
 
+void EmbeddingForwardOfRows(Context& context, const void* rows, DType dtype,
+                            std::span<const int32_t> tokens, int64_t hidden, int64_t first_row,
+                            int64_t num_rows, float* out) {
+  const int64_t num_tokens = static_cast<int64_t>(tokens.size());
+  context.impl().ParallelBlocks(num_tokens, kBlockTokens, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = tokens[static_cast<size_t>(i)] - first_row;
+      if (row < 0 || row >= num_rows) continue;
+      kernels::Widen(ElementAt(rows, dtype, row * hidden), dtype, hidden, out + i * hidden);
+    }
+  });
+}
+
 // Tasks are strips of columns, so that each sees all tokens in order and none writes where another
 // does.
 void EmbeddingBackwardOfRows(Context& context, std::span<const int32_t> tokens, int64_t hidden,

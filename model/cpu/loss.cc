@@ -15,34 +15,36 @@
 namespace forebay::cpu {
 namespace {
 
-// What is known of a row of logits.
+float LogSumExp(const LogitSums& sums) {
+  return sums.max + std::log(sums.sum);
+}
+void Absorb(float chunk_max, float chunk_sum, LogitSums& sums) {
+  const float new_max = std::max(sums.max, chunk_max);
+  const float old = sums.sum == 0 ? 0.0f : sums.sum * std::exp(sums.max - new_max);
+  sums.sum = old + chunk_sum * std::exp(chunk_max - new_max);
+  sums.max = new_max;
+}
+
 struct RowState {
   int64_t token = 0;  // its row in x
   int32_t target = 0;
-  float max = -std::numeric_limits<float>::infinity();
-  float sum = 0;  // of exp(logit - max)
-  float target_logit = 0;
-
-  float LogSumExp() const { return max + std::log(sum); }
-  void Absorb(float chunk_max, float chunk_sum) {
-    const float new_max = std::max(max, chunk_max);
-    const float old = sum == 0 ? 0.0f : sum * std::exp(max - new_max);
-    sum = old + chunk_sum * std::exp(chunk_max - new_max);
-    max = new_max;
-  }
+  LogitSums sums;
 };
 
 static_assert(sizeof(RowState) <= kLossRowBytes);
 
 class ChunkedLoss {
  public:
-  ChunkedLoss(Context& context, const Linear& head, const float* x, const LossChunks& chunks,
-              const LossGradients& gradients)
+  // `part`: the weights are there from its first row on.
+  ChunkedLoss(Context& context, const ProjectionPart& part, const float* x,
+              const LossChunks& chunks, const LossGradients& gradients)
       : impl_(context.impl()),
-        head_(head),
+        head_(part.head),
+        part_(part),
         x_(x),
         gradients_(gradients),
-        vocab_chunk_(chunks.cut.PartRows(head.out)) {
+        vocab_chunk_(chunks.cut.PartRows(part.head.out)) {
+    const Linear& head = part.head;
     FOREBAY_CHECK(!head.in_out && head.bias == nullptr);
     rows_ = impl_.shared.Get<RowState>(Slot::kLossRows, chunks.max_tokens);
     input_ = impl_.shared.Get<float>(Slot::kLossInput, chunks.max_tokens * head.in);
@@ -76,8 +78,8 @@ class ChunkedLoss {
       });
     }
     for (int64_t row = 0; row < num_rows_; ++row) {
-      const float log_sum_exp = rows_[row].LogSumExp();
-      sum += static_cast<double>(log_sum_exp - rows_[row].target_logit);
+      const float log_sum_exp = LogSumExp(rows_[row].sums);
+      sum += static_cast<double>(log_sum_exp - rows_[row].sums.target_logit);
       if (gradients_.log_sum_exp != nullptr) gradients_.log_sum_exp[rows_[row].token] = log_sum_exp;
     }
     if (gradients_.dx != nullptr) {
@@ -92,16 +94,32 @@ class ChunkedLoss {
     num_rows_ = 0;
   }
 
-  // Adds what the appended rows, whose LogSumExp are known, give the chunk of the weights that
-  // begins with row `first`, to what begins there; and forgets them.
-  void FinishChunk(int64_t first, const float* log_sum_exp) {
+  // Of the part alone, for the appended rows, which are forgotten. What is known of their logits so
+  // far goes on:
+  void AddToSums(LogitSums* sums) {
+    for (int64_t row = 0; row < num_rows_; ++row) rows_[row].sums = sums[rows_[row].token];
+    Gather();
+    MakeLogits(part_.first_row);
+    impl_.pool.ParallelFor(num_rows_,
+                           [&](int64_t row) { Measure(row, part_.first_row, /*keep_exp=*/false); });
+    for (int64_t row = 0; row < num_rows_; ++row) sums[rows_[row].token] = rows_[row].sums;
+    num_rows_ = 0;
+  }
+  // Adds what they give the weights to dweight, which begins with the part, or to dx.
+  void AddGradients(const float* log_sum_exp) {
     for (int64_t row = 0; row < num_rows_; ++row) {
-      rows_[row].max = log_sum_exp[rows_[row].token];
-      rows_[row].sum = 1;
+      rows_[row].sums = {.max = log_sum_exp[rows_[row].token], .sum = 1};
     }
     Gather();
-    MakeGradientsAgain(first);
-    AddToWeight(first, GradientOperand(first), /*first_of_dweight=*/0);
+    MakeGradientsAgain(part_.first_row);
+    const Operand dlogits = GradientOperand(part_.first_row);
+    if (gradients_.dx != nullptr) {
+      GatherGradients();
+      AddToInput(part_.first_row, dlogits);
+      Scatter();
+    } else {
+      AddToWeight(part_.first_row, dlogits, /*first_of_dweight=*/0);
+    }
     num_rows_ = 0;
   }
 
@@ -119,7 +137,7 @@ class ChunkedLoss {
   int64_t RowStride() const { return head_.row_stride == 0 ? head_.in : head_.row_stride; }
   WeightOperand Weights(int64_t first, bool transposed) const {
     return {.dtype = head_.dtype,
-            .data = ElementAt(head_.weight, head_.dtype, first * RowStride()),
+            .data = ElementAt(part_.rows, head_.dtype, (first - part_.first_row) * RowStride()),
             .row_stride = RowStride(),
             .transposed = transposed};
   }
@@ -135,11 +153,12 @@ class ChunkedLoss {
     RowState& row = rows_[index];
     float* const logits = logits_ + index * width;
     if (row.target >= first && row.target < first + width) {
-      row.target_logit = logits[row.target - first];
+      row.sums.target_logit = logits[row.target - first];
     }
     const float max = kernels::Max(logits, width);
-    row.Absorb(max, keep_exp ? kernels::ExpInPlace(max, width, logits)
-                             : kernels::SumExp(logits, max, width));
+    Absorb(max,
+           keep_exp ? kernels::ExpInPlace(max, width, logits) : kernels::SumExp(logits, max, width),
+           row.sums);
   }
   // (softmax - onehot) * scale: in bf16 in narrow_, where products are; else logits become it.
   void MakeGradient(int64_t index, int64_t first, bool is_exp) {
@@ -147,8 +166,8 @@ class ChunkedLoss {
     const RowState& row = rows_[index];
     const float scale = static_cast<float>(gradients_.scale);
     float* const logits = logits_ + index * width;
-    if (!is_exp) kernels::ScaledExpInPlace(row.LogSumExp(), scale, width, logits);
-    const float factor = is_exp ? scale / row.sum : 1;
+    if (!is_exp) kernels::ScaledExpInPlace(LogSumExp(row.sums), scale, width, logits);
+    const float factor = is_exp ? scale / row.sums.sum : 1;
     const int64_t target = row.target - first;
     const bool has_target = target >= 0 && target < width;
     if (narrow_ != nullptr) {
@@ -179,6 +198,16 @@ class ChunkedLoss {
     OuterGemm(impl_, Width(first), head_.in, num_rows_, dlogits, operand_,
               gradients_.dweight + first_of_dweight * RowStride(), RowStride());
   }
+  // What parts before have added.
+  void GatherGradients() {
+    if (part_.first_row == 0) return;
+    impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        std::memcpy(dinput_ + row * head_.in, gradients_.dx + rows_[row].token * head_.in,
+                    static_cast<size_t>(head_.in) * sizeof(float));
+      }
+    });
+  }
   void Scatter() {
     impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
@@ -190,6 +219,7 @@ class ChunkedLoss {
 
   Context::Impl& impl_;
   const Linear& head_;
+  const ProjectionPart& part_;
   const float* x_;
   const LossGradients& gradients_;
   const int64_t vocab_chunk_;
@@ -208,7 +238,8 @@ LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks,
                         const LossGradients& gradients) {
   LossResult result;
-  ChunkedLoss loss(context, head, x, chunks, gradients);
+  const ProjectionPart all = {.head = head, .rows = head.weight};
+  ChunkedLoss loss(context, all, x, chunks, gradients);
   for (size_t i = 0; i < targets.size(); ++i) {
     const int64_t token = static_cast<int64_t>(i);
     if (targets[i] < 0) {
@@ -223,26 +254,85 @@ LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
   return result;
 }
 
-void ProjectionGradient(Context& context, const Linear& head, const float* x,
-                        std::span<const int32_t> targets, const LossChunks& chunks, double scale,
-                        const float* log_sum_exp, int64_t first_row, float* dweight) {
-  FOREBAY_CHECK(chunks.cut.Cuts(head.out) && first_row % chunks.cut.part_rows == 0);
-  FOREBAY_CHECK(first_row >= 0 && first_row < head.out);
-  const LossGradients gradients = {.scale = scale, .dweight = dweight};
-  ChunkedLoss loss(context, head, x, chunks, gradients);
+namespace {
+
+// Calls `finish` for some trained rows at a time.
+template <typename Finish>
+void ForTrainedRows(ChunkedLoss& loss, std::span<const int32_t> targets, const LossChunks& chunks,
+                    const Finish& finish) {
   for (size_t i = 0; i < targets.size(); ++i) {
     if (targets[i] < 0) continue;
     loss.Append(static_cast<int64_t>(i), targets[i]);
-    if (loss.num_rows() == chunks.max_tokens) loss.FinishChunk(first_row, log_sum_exp);
+    if (loss.num_rows() == chunks.max_tokens) finish();
   }
-  if (loss.num_rows() > 0) loss.FinishChunk(first_row, log_sum_exp);
+  if (loss.num_rows() > 0) finish();
 }
 
-void ProjectionGradient(Context& context, const Linear& head, const float* x,
+void CheckPart(const ProjectionPart& part, const LossChunks& chunks) {
+  FOREBAY_CHECK(chunks.cut.Cuts(part.head.out) && part.first_row % chunks.cut.part_rows == 0);
+  FOREBAY_CHECK(part.first_row >= 0 && part.first_row < part.head.out);
+}
+
+}  // namespace
+
+void ProjectionGradient(Context& context, const ProjectionPart& part, const float* x,
+                        std::span<const int32_t> targets, const LossChunks& chunks, double scale,
+                        const float* log_sum_exp, float* dweight) {
+  CheckPart(part, chunks);
+  const LossGradients gradients = {.scale = scale, .dweight = dweight};
+  ChunkedLoss loss(context, part, x, chunks, gradients);
+  ForTrainedRows(loss, targets, chunks, [&] { loss.AddGradients(log_sum_exp); });
+}
+
+void LogitSumsOfPart(Context& context, const ProjectionPart& part, const float* x,
+                     std::span<const int32_t> targets, const LossChunks& chunks, LogitSums* sums) {
+  CheckPart(part, chunks);
+  const LossGradients none;
+  ChunkedLoss loss(context, part, x, chunks, none);
+  ForTrainedRows(loss, targets, chunks, [&] { loss.AddToSums(sums); });
+}
+
+void InputGradientOfPart(Context& context, const ProjectionPart& part, const float* x,
+                         std::span<const int32_t> targets, const LossChunks& chunks, double scale,
+                         const float* log_sum_exp, float* dx) {
+  CheckPart(part, chunks);
+  const int64_t hidden = part.head.in;
+  for (size_t i = 0; part.first_row == 0 && i < targets.size(); ++i) {
+    if (targets[i] < 0) std::fill_n(dx + static_cast<int64_t>(i) * hidden, hidden, 0.0f);
+  }
+  const LossGradients gradients = {.scale = scale, .dx = dx};
+  ChunkedLoss loss(context, part, x, chunks, gradients);
+  ForTrainedRows(loss, targets, chunks, [&] { loss.AddGradients(log_sum_exp); });
+}
+
+void ProjectionGradient(Context& context, const ProjectionPart& part, const float* x,
                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
-                        int64_t first_row, float* dweight) {
-  ProjectionGradient(context, head, x, targets, LossChunks(), scale, log_sum_exp, first_row,
-                     dweight);
+                        float* dweight) {
+  ProjectionGradient(context, part, x, targets, LossChunks(), scale, log_sum_exp, dweight);
+}
+
+void LogitSumsOfPart(Context& context, const ProjectionPart& part, const float* x,
+                     std::span<const int32_t> targets, LogitSums* sums) {
+  LogitSumsOfPart(context, part, x, targets, LossChunks(), sums);
+}
+
+LossResult CrossEntropyOfSums(const LogitSums* sums, std::span<const int32_t> targets,
+                              float* log_sum_exp) {
+  LossResult result;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] < 0) continue;
+    const float log_of_sum = LogSumExp(sums[i]);
+    result.loss_sum += static_cast<double>(log_of_sum - sums[i].target_logit);
+    ++result.num_trained;
+    if (log_sum_exp != nullptr) log_sum_exp[i] = log_of_sum;
+  }
+  return result;
+}
+
+void InputGradientOfPart(Context& context, const ProjectionPart& part, const float* x,
+                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
+                         float* dx) {
+  InputGradientOfPart(context, part, x, targets, LossChunks(), scale, log_sum_exp, dx);
 }
 
 LossResult CrossEntropyForward(Context& context, const Linear& head, const float* x,

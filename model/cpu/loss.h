@@ -24,9 +24,14 @@ struct LossGradients {
 LossResult CrossEntropy(Context& context, const Linear& head, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks,
                         const LossGradients& gradients);
-// As ops.h has it.
-void ProjectionGradient(Context& context, const Linear& head, const float* x,
+// As ops.h has them.
+void ProjectionGradient(Context& context, const ProjectionPart& part, const float* x,
                         std::span<const int32_t> targets, const LossChunks& chunks, double scale,
-                        const float* log_sum_exp, int64_t first_row, float* dweight);
+                        const float* log_sum_exp, float* dweight);
+void LogitSumsOfPart(Context& context, const ProjectionPart& part, const float* x,
+                     std::span<const int32_t> targets, const LossChunks& chunks, LogitSums* sums);
+void InputGradientOfPart(Context& context, const ProjectionPart& part, const float* x,
+                         std::span<const int32_t> targets, const LossChunks& chunks, double scale,
+                         const float* log_sum_exp, float* dx);
 
 }  // namespace forebay::cpu

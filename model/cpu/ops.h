@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -158,6 +159,11 @@ void Add(Context& context, const float* x, int64_t count, float* y);
 // out[i] = table[tokens[i]] ; table [vocab, hidden] in `dtype`.
 void EmbeddingForward(Context& context, const void* table, DType dtype,
                       std::span<const int32_t> tokens, int64_t hidden, float* out, bool accumulate);
+// The same for the tokens in [first_row, first_row + num_rows) alone, of which `rows` has the rows
+// of the table.
+void EmbeddingForwardOfRows(Context& context, const void* rows, DType dtype,
+                            std::span<const int32_t> tokens, int64_t hidden, int64_t first_row,
+                            int64_t num_rows, float* out);
 // dtable[tokens[i]] += dout[i], in the order of i for every row of the table.
 void EmbeddingBackward(Context& context, std::span<const int32_t> tokens, int64_t hidden,
                        const float* dout, float* dtable);
@@ -185,12 +191,36 @@ LossResult CrossEntropyForwardBackward(Context& context, const Linear& head, con
 LossResult CrossEntropyForwardBackwardInput(Context& context, const Linear& head, const float* x,
                                             std::span<const int32_t> targets, double scale,
                                             float* dx, float* log_sum_exp);
-// Then, of a vocabulary that is cut (VocabularyCut), for the part of dweight that begins with
-// `first_row`: it is added to, with the bits of CrossEntropyForwardBackward. `dweight`: of that
-// row.
-void ProjectionGradient(Context& context, const Linear& head, const float* x,
+// A part of a vocabulary that is cut (VocabularyCut): `rows` has the weights of the projection from
+// `first_row` on. Those of `head` are not read.
+struct ProjectionPart {
+  Linear head;
+  const void* rows = nullptr;
+  int64_t first_row = 0;
+};
+// Then the same part of dweight: it is added to, with the bits of CrossEntropyForwardBackward.
+// `dweight`: of `first_row`.
+void ProjectionGradient(Context& context, const ProjectionPart& part, const float* x,
                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
-                        int64_t first_row, float* dweight);
+                        float* dweight);
+
+// What is known of the logits of a token: of the parts so far.
+struct LogitSums {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;  // of exp(logit - max)
+  float target_logit = 0;
+};
+// Where memory has no room for all of the weights, CrossEntropyForwardBackwardInput takes these,
+// with the same bits. Passes are over the parts in their order. First, `sums` [tokens]:
+void LogitSumsOfPart(Context& context, const ProjectionPart& part, const float* x,
+                     std::span<const int32_t> targets, LogitSums* sums);
+// ... then once, without weights, `log_sum_exp` (nullptr: none):
+LossResult CrossEntropyOfSums(const LogitSums* sums, std::span<const int32_t> targets,
+                              float* log_sum_exp);
+// ... and in a second pass dx, which the first part overwrites, and the others add to.
+void InputGradientOfPart(Context& context, const ProjectionPart& part, const float* x,
+                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
+                         float* dx);
 // logits [rows, vocab] fp32, for generation.
 void Logits(Context& context, const Linear& head, const float* x, int64_t rows, float* logits);
 

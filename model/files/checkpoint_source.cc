@@ -12,7 +12,9 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/memory/host_buffer.h"
+#include "forebay/model/files/checkpoint_pieces.h"
 #include "forebay/model/files/checkpoint_stream.h"
+#include "forebay/model/vocabulary_parts.h"
 #include "forebay/step/layer_window.h"
 #include "forebay/step/spread_layers.h"
 
@@ -49,6 +51,7 @@ struct Residency {
   int64_t large_buffer_bytes = 0;    // the same
   int64_t total_bytes = 0;           // resident layers and window
   bool streams = false;              // there is a window, and buffers have room for a shift
+  int64_t piece_elems = 0;           // above 0: the large buffer has pieces of these layers
 
   // Layers that nobody asks for have no memory: they are of a class without buffers, or where no
   // buffer is one for them.
@@ -61,10 +64,11 @@ struct Residency {
     return all;
   }
 
-  // As little as possible. A tied model's output layer is a norm and the embedding, which is in use
-  // at both ends of a pass: the one buffer it would pass through may as well keep it.
-  static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype,
-                         bool converts, const Elsewhere& elsewhere) {
+  // With whole layers, as little as possible. A tied model's output layer is a norm and the
+  // embedding, which is in use at both ends of a pass: the one buffer it would pass through may as
+  // well keep it.
+  static Residency LeastOfWhole(const DecoderConfig& config, const Inventory& inventory,
+                                DType dtype, bool converts, const Elsewhere& elsewhere) {
     Residency least;
     least.streams = true;
     const auto& layers = inventory.layers();
@@ -87,18 +91,50 @@ struct Residency {
     return least;
   }
 
+  static CheckpointPieces::Options PiecesOf(const DecoderConfig& config, DType dtype,
+                                            bool converts) {
+    return {.dtype = dtype, .piece_elems = PieceElemsOf(config), .converts = converts};
+  }
+
+  // The same with two pieces of a large vocabulary in memory, where that is less.
+  static Residency LeastInPieces(const DecoderConfig& config, const Inventory& inventory,
+                                 DType dtype, bool converts, const Elsewhere& elsewhere) {
+    const Residency whole = LeastOfWhole(config, inventory, dtype, converts, elsewhere);
+    if (!MayLendInPieces(config, inventory, kLayerAlignElems)) return whole;
+    if (elsewhere.front() || elsewhere.back()) return whole;
+    Residency least = whole;
+    const CheckpointPieces::Options pieces = PiecesOf(config, dtype, converts);
+    least.piece_elems = pieces.piece_elems;
+    least.total_bytes -= config.tied_embeddings
+                             ? ShiftedBufferBytes(inventory.layers().front(), dtype)
+                             : least.large_buffer_bytes;
+    least.large_buffer_bytes = HostBuffer::ChargedBytes(CheckpointPieces::BytesOf(pieces));
+    least.total_bytes +=
+        least.large_buffer_bytes + HostBuffer::ChargedBytes(CheckpointPieces::StagingBytes(pieces));
+    least.classes.front() = BufferClass::kLarge;
+    return least.total_bytes < whole.total_bytes ? least : whole;
+  }
+
+  static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype,
+                         bool converts, int64_t max_bytes, const Elsewhere& elsewhere) {
+    const Residency whole = LeastOfWhole(config, inventory, dtype, converts, elsewhere);
+    return whole.total_bytes <= max_bytes
+               ? whole
+               : LeastInPieces(config, inventory, dtype, converts, elsewhere);
+  }
+
   // As much as fits `max_bytes`, on top of the least: embedding and output layer first, as the
   // buffer of one of them becomes free; then blocks.
   static Residency Within(const DecoderConfig& config, const Inventory& inventory, DType dtype,
                           bool converts, int64_t max_bytes, const Elsewhere& elsewhere) {
     Residency all = All(inventory, dtype, elsewhere);
     if (max_bytes == 0 || all.total_bytes <= max_bytes) return all;
-    Residency plan = Least(config, inventory, dtype, converts, elsewhere);
+    Residency plan = Least(config, inventory, dtype, converts, max_bytes, elsewhere);
     const auto& layers = inventory.layers();
     const int64_t both_bytes =
         ShiftedBufferBytes(layers.front(), dtype) + ShiftedBufferBytes(layers.back(), dtype);
-    if (plan.large_buffer_bytes > 0 && !elsewhere.front() && !elsewhere.back() &&
-        plan.total_bytes - plan.large_buffer_bytes + both_bytes <= max_bytes) {
+    if (plan.large_buffer_bytes > 0 && plan.piece_elems == 0 && !elsewhere.front() &&
+        !elsewhere.back() && plan.total_bytes - plan.large_buffer_bytes + both_bytes <= max_bytes) {
       plan.classes.front() = plan.classes.back() = BufferClass::kResident;
       plan.total_bytes += both_bytes - plan.large_buffer_bytes;
       plan.large_buffer_bytes = 0;
@@ -123,9 +159,12 @@ struct CheckpointSource::Impl final : LayerFiller {
   struct Backing {
     HostBuffer memory;
     bool must_be_read = false;
+    // Behind the memory, as it ends its reads first. nullptr: layers are whole in it.
+    std::unique_ptr<CheckpointPieces> pieces;
   };
 
   void StartRead(int buffer, int layer, bool /*urgent*/) override {
+    if (backing[buffer].pieces != nullptr) return backing[buffer].pieces->Start(layer);
     backing[buffer].must_be_read = true;
     stream->Start(layer, VectorIn(buffer, layer));
   }
@@ -133,6 +172,10 @@ struct CheckpointSource::Impl final : LayerFiller {
     return backing[buffer].must_be_read ? stream->FinishPart(layer) : false;
   }
   absl::Status FinishRead(int buffer, int layer, bool is_used) override {
+    if (CheckpointPieces* const pieces = backing[buffer].pieces.get(); pieces != nullptr) {
+      if (!is_used) pieces->Drop();
+      return absl::OkStatus();  // whoever uses a piece waits for it
+    }
     const bool must_be_read = std::exchange(backing[buffer].must_be_read, false);
     if (!must_be_read) return absl::OkStatus();
     if (!is_used) {
@@ -154,7 +197,9 @@ struct CheckpointSource::Impl final : LayerFiller {
   const CheckpointReader::Tensor& SourceOf(const TensorSpec* in_place) const {
     return *tensors[static_cast<size_t>(in_place - inventory.tensors().data())];
   }
+  std::vector<CheckpointStream::Part> PartsOf(int layer) const;
   absl::Status OpenStream(int64_t layer_bytes, MemoryBudget* budget);
+  absl::Status OpenPieces(const Residency& plan, Backing& large, MemoryBudget* budget);
   int64_t FileBytesOf(int layer) const;
 
   Inventory inventory;
@@ -185,12 +230,32 @@ absl::Status CheckpointSource::Impl::FinishLayer(int buffer, int layer) {
   return stream->Finish(layer);
 }
 
+std::vector<CheckpointStream::Part> CheckpointSource::Impl::PartsOf(int layer) const {
+  std::vector<CheckpointStream::Part> parts;
+  for (const TensorSpec* tensor : TensorsInPlace(inventory, layer)) {
+    parts.push_back({&SourceOf(tensor), tensor->offset_elems, tensor->num_elems});
+  }
+  return parts;
+}
+
+absl::Status CheckpointSource::Impl::OpenPieces(const Residency& plan, Backing& large,
+                                                MemoryBudget* budget) {
+  std::vector<CheckpointPieces::Layer> layers;
+  for (int layer = 0; layer < inventory.num_layers(); ++layer) {
+    if (plan.classes[static_cast<size_t>(layer)] != BufferClass::kLarge) continue;
+    layers.push_back(
+        {layer, inventory.layers()[static_cast<size_t>(layer)].num_elems, PartsOf(layer)});
+  }
+  const CheckpointPieces::Options options = {dtype, plan.piece_elems, Converts(tensors, dtype)};
+  FOREBAY_ASSIGN_OR_RETURN(large.pieces, CheckpointPieces::Create(*reader, layers, options,
+                                                                  large.memory.bytes(), budget));
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointSource::Impl::OpenStream(int64_t layer_bytes, MemoryBudget* budget) {
   std::vector<std::vector<CheckpointStream::Part>> layers(inventory.layers().size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
-    for (const TensorSpec* tensor : TensorsInPlace(inventory, static_cast<int>(layer))) {
-      layers[layer].push_back({&SourceOf(tensor), tensor->offset_elems, tensor->num_elems});
-    }
+    layers[layer] = PartsOf(static_cast<int>(layer));
   }
   FOREBAY_ASSIGN_OR_RETURN(
       stream, CheckpointStream::Create(*reader, layers,
@@ -225,6 +290,9 @@ absl::Status CheckpointSource::Impl::MakeWindow(const Residency& plan, MemoryBud
     HostBuffer& memory = backing.emplace_back().memory;
     FOREBAY_ASSIGN_OR_RETURN(memory,
                              HostBuffer::Create(budget, kPurpose, bytes, {.device = device}));
+    if (buffer_class == BufferClass::kLarge && plan.piece_elems > 0) {
+      FOREBAY_RETURN_IF_ERROR(OpenPieces(plan, backing.back(), budget));
+    }
     if (!resident) continue;
     stream->Start(layer, VectorIn(buffer, layer));
     residents.push_back(buffer);
@@ -243,7 +311,7 @@ int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
   const Inventory inventory = BuildInventory(config);
   const Elsewhere none(inventory.layers().size());
   const auto window_bytes = [&](bool converts) {
-    return Residency::Least(config, inventory, dtype, converts, none).total_bytes;
+    return Residency::LeastInPieces(config, inventory, dtype, converts, none).total_bytes;
   };
   // A model of one block is smaller than the window for larger ones. Either staging may be the
   // larger one, as each is of whole pieces.
@@ -280,7 +348,10 @@ void CheckpointSource::Expect(std::span<const int> layers) {
 
 absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
   FOREBAY_ASSIGN_OR_RETURN(const int buffer, impl_->window->Acquire(layer));
-  return WeightsLease(this, layer, {impl_->dtype, impl_->VectorIn(buffer, layer)});
+  LayerWeights weights = {.dtype = impl_->dtype};
+  weights.pieces = impl_->backing[static_cast<size_t>(buffer)].pieces.get();
+  if (weights.pieces == nullptr) weights.data = impl_->VectorIn(buffer, layer);
+  return WeightsLease(this, layer, weights);
 }
 
 void CheckpointSource::Release(int layer, Event* done) {
@@ -292,7 +363,11 @@ int CheckpointSource::num_resident_layers() const {
 }
 
 int64_t CheckpointSource::read_bytes() const {
-  return impl_->read_bytes;
+  int64_t bytes = impl_->read_bytes;
+  for (const Impl::Backing& backing : impl_->backing) {
+    if (backing.pieces != nullptr) bytes += backing.pieces->read_bytes();
+  }
+  return bytes;
 }
 
 }  // namespace forebay

@@ -29,7 +29,8 @@ class CheckpointSource : public ParamSource {
       std::span<const int> elsewhere = {});
   // The smallest `max_bytes` for files of any type: two buffers for blocks, one for the larger of
   // embedding and output layer (tied models have the embedding only, which stays), the final norm,
-  // and what is read ahead.
+  // and what is read ahead. A large vocabulary has room for two pieces of these layers instead,
+  // which are lent in pieces then (WeightPieces).
   static int64_t LeastBytes(const DecoderConfig& config, DType dtype);
   ~CheckpointSource() override;
   void Expect(std::span<const int> layers) override;

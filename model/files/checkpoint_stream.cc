@@ -69,6 +69,8 @@ struct CheckpointStream::Impl {
 
   void OpenFiles();
   absl::Status MakeSlots(MemoryBudget* budget);
+  // Of its elements.
+  CheckpointReader::Place PlaceOf(const Part& part) const;
   void CutLayers(const std::vector<std::vector<Part>>& parts);
   void Submit(IoOp& op, IoClass io_class, const TensorPiece& piece, std::byte* memory);
   void ReadInPlace(const Started& reading);
@@ -137,14 +139,24 @@ absl::Status CheckpointStream::Impl::MakeSlots(MemoryBudget* budget) {
   return absl::OkStatus();
 }
 
+CheckpointReader::Place CheckpointStream::Impl::PlaceOf(const Part& part) const {
+  CheckpointReader::Place place = reader->PlaceOf(*part.source);
+  const int64_t all_elems = NumElems(part.source->entry.shape);
+  if (part.num_elems == all_elems) return place;
+  const int64_t elem_bytes = (place.end_bytes - place.begin_bytes) / all_elems;
+  place.begin_bytes += part.first_elem * elem_bytes;
+  place.end_bytes = place.begin_bytes + part.num_elems * elem_bytes;
+  return place;
+}
+
 void CheckpointStream::Impl::CutLayers(const std::vector<std::vector<Part>>& parts) {
   const CutOptions cut{options.dtype, PieceBytes(options), memory_align_bytes};
   layers = std::vector<Layer>(parts.size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     std::vector<PlacedTensor> tensors;
     for (const Part& part : parts[layer]) {
-      tensors.push_back({part.source, reader->PlaceOf(*part.source), part.offset_elems,
-                         part.num_elems, files[static_cast<size_t>(part.source->shard)] >= 0});
+      tensors.push_back({part.source, PlaceOf(part), part.offset_elems, part.num_elems,
+                         files[static_cast<size_t>(part.source->shard)] >= 0, part.first_elem});
     }
     layers[layer].cut = CutTensors(tensors, cut);
     layers[layer].in_place.resize(static_cast<size_t>(

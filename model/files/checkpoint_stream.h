@@ -22,11 +22,12 @@ namespace forebay {
 // Used by one thread, beside the engine's own.
 class CheckpointStream {
  public:
-  // Where a tensor of the checkpoint lies in the flat vector of its layer.
+  // Where elements of a tensor of the checkpoint lie in the flat vector of its layer.
   struct Part {
     const CheckpointReader::Tensor* source = nullptr;
     int64_t offset_elems = 0;
     int64_t num_elems = 0;
+    int64_t first_elem = 0;  // of the tensor's
   };
   struct Options {
     DType dtype = DType::kBF16;  // what the layers are converted to

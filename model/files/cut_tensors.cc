@@ -91,10 +91,11 @@ class Cutter {
     TensorPiece& piece = pieces_.emplace_back();
     piece.source = tensor_.source;
     piece.how = how;
-    piece.first_elem = (begin - tensor_.place.begin_bytes) / elem_bytes;
-    piece.target_elem = tensor_.offset_elems + piece.first_elem;
-    piece.num_elems = end == tensor_.place.end_bytes ? tensor_.num_elems - piece.first_elem
-                                                     : (end - begin) / elem_bytes;
+    const int64_t first = (begin - tensor_.place.begin_bytes) / elem_bytes;
+    piece.first_elem = tensor_.first_elem + first;
+    piece.target_elem = tensor_.offset_elems + first;
+    piece.num_elems =
+        end == tensor_.place.end_bytes ? tensor_.num_elems - first : (end - begin) / elem_bytes;
     piece.from_bytes = BlockDown(begin);
     piece.until_bytes = RoundUp(end, kIoAlignBytes);
     piece.skip_bytes = begin - piece.from_bytes;

@@ -11,13 +11,15 @@
 
 namespace forebay {
 
-// A tensor of a checkpoint, and where it lies in the flat vector of its layer.
+// A tensor of a checkpoint, or some consecutive elements of one, and where they lie in the flat
+// vector of its layer.
 struct PlacedTensor {
   const CheckpointReader::Tensor* source = nullptr;
   CheckpointReader::Place place;  // in the file
   int64_t offset_elems = 0;       // in the vector
   int64_t num_elems = 0;
-  bool direct = false;  // the engine can read the file
+  bool direct = false;     // the engine can read the file
+  int64_t first_elem = 0;  // of the tensor's
 };
 
 // Some elements of one tensor.

@@ -1,11 +1,15 @@
 #include "forebay/swap/window/step_transfers.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 
 #include "forebay/base/check.h"
+#include "forebay/step/held_pieces.h"
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/window/piece_cut.h"
 
 namespace forebay {
 namespace {
@@ -24,6 +28,7 @@ class WindowTrace {
 
   void RunStep() {
     reads_.assign(static_cast<size_t>(buffers_.num_layers()), 0);
+    is_read_.clear();
     size_t num_released = 0;
     const auto release = [&] { buffers_.Release(buffers_.Find(releases_[num_released++])); };
     for (const int layer : accesses_) {
@@ -31,7 +36,8 @@ class WindowTrace {
         FOREBAY_CHECK(num_released < releases_.size());  // it holds more than the window has
         release();
       }
-      if (buffers_.Find(layer) < 0) ++reads_[layer];
+      is_read_.push_back(buffers_.Find(layer) < 0);
+      if (is_read_.back()) ++reads_[layer];
       buffers_.Take(buffers_.Choose(layer), layer);
     }
     while (num_released < releases_.size()) release();
@@ -39,6 +45,8 @@ class WindowTrace {
   }
 
   const std::vector<int>& reads() const { return reads_; }
+  // Whether each access of the last step found its layer in no buffer.
+  const std::vector<bool>& is_read() const { return is_read_; }
 
  private:
   // As the swapper does between steps: ForgetUpdatedOutside and SwitchTo.
@@ -56,6 +64,7 @@ class WindowTrace {
   std::vector<int> accesses_;  // layers, in the order in which they are read
   std::vector<int> releases_;  // the same, in the order in which they are released
   std::vector<int> reads_;     // by layer, of the last step
+  std::vector<bool> is_read_;  // the same, by access
 };
 
 }  // namespace
@@ -102,19 +111,85 @@ std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOpti
 
 namespace {
 
+// What is read of a layer that is lent in pieces (layer_pieces.h): by its accesses, by updates on
+// the way in, and by passes of whoever computes over all its pieces.
+class PieceReads {
+ public:
+  PieceReads(const TileMap& tiles, int layer, int64_t piece_elems)
+      : tiles_(tiles), layer_(layer), cut_(PieceCut::Of(tiles, layer, piece_elems)) {}
+
+  // The buffer had another layer.
+  int64_t Start() {
+    held_ = {};
+    return TakeFirst();
+  }
+  int64_t TakeAll() {
+    int64_t bytes = 0;
+    for (int piece = 0; piece < cut_.num_pieces; ++piece) bytes += Get(piece);
+    return bytes;
+  }
+  int64_t Update() {
+    const int64_t bytes = TakeAll();
+    return bytes + TakeFirst();
+  }
+  int64_t GetLast() { return Get(cut_.num_pieces - 1); }
+
+ private:
+  int64_t Get(int piece) {
+    const int64_t bytes = Take(piece);
+    return piece + 1 < cut_.num_pieces ? bytes + Take(piece + 1) : bytes;
+  }
+  int64_t TakeFirst() { return Take(0) + Take(1); }
+  int64_t Take(int piece) {
+    if (!held_.Take(piece)) return 0;
+    const int64_t first = piece * cut_.piece_elems;
+    const int64_t elems = std::min(cut_.piece_elems, tiles_.layer_elems(layer_) - first);
+    return elems * WeightBytesPerElem(tiles_.layout());
+  }
+
+  const TileMap& tiles_;
+  const int layer_;
+  const PieceCut cut_;
+  HeldPieces held_;
+};
+
 // Walks the operations and adds up what each moves.
 class TransferCount {
  public:
   TransferCount(const StepSchedule& schedule, const WindowOptions& window,
                 const Placement& placement, const TileMap& tiles, int64_t gradient_bytes_per_elem,
                 int64_t activation_bytes)
-      : placement_(placement),
+      : window_(window),
+        placement_(placement),
         tiles_(tiles),
         gradient_bytes_per_elem_(gradient_bytes_per_elem),
         activation_bytes_(activation_bytes),
-        reads_left_(CountWeightReads(schedule, window, placement, tiles)) {
-    for (const Operation& operation : schedule.operations) {
+        trace_(schedule, window, placement, tiles) {
+    for (int layer = 0; layer < tiles.num_streamed_layers(); ++layer) {
+      if (!IsInPieces(window, tiles, layer) || placement.weights[layer] == Tier::kHost) continue;
+      in_pieces_.emplace(layer, PieceReads(tiles, layer, window.piece_elems));
+    }
+    // The first step finds the window empty. What it leaves there depends on the schedule alone, so
+    // that from the second on all are alike.
+    CountStep(schedule);
+    CountStep(schedule);
+  }
+
+  const StepTransfers& transfers() const { return transfers_; }
+
+ private:
+  void CountStep(const StepSchedule& schedule) {
+    trace_.RunStep();
+    transfers_ = {};
+    resident_bytes_ = 0;
+    num_reads_ = 0;
+    loss_is_there_ = false;
+    for (size_t i = 0; i < schedule.operations.size(); ++i) {
+      const Operation& operation = schedule.operations[i];
       const TransferBytes before = {transfers_.read_bytes, transfers_.write_bytes};
+      is_updated_on_read_ =
+          i + 1 < schedule.operations.size() &&
+          schedule.operations[i + 1] == Operation{OperationKind::kUpdate, operation.layer};
       Add(operation);
       TransferBytes& part = PartOf(operation);
       part.read += transfers_.read_bytes - before.read;
@@ -123,13 +198,14 @@ class TransferCount {
     }
   }
 
-  const StepTransfers& transfers() const { return transfers_; }
-
- private:
   void Add(const Operation& operation) {
+    AddPieces(operation);
     switch (operation.kind) {
       case OperationKind::kRead:
         AddRead(operation.layer);
+        break;
+      case OperationKind::kRelease:
+        lent_in_pieces_.erase(operation.layer);
         break;
       case OperationKind::kHand:
         if (placement_.IsSpilled(operation.layer)) {
@@ -166,11 +242,44 @@ class TransferCount {
     return is_forward ? transfers_.forward : transfers_.backward;
   }
 
-  // Which of a layer's reads find it in the window does not change the sum.
   void AddRead(int layer) {
-    if (reads_left_[layer]-- > 0) transfers_.read_bytes += LayerWeightBytes(tiles_, layer);
+    const bool is_read = trace_.is_read()[static_cast<size_t>(num_reads_++)];
+    const auto pieces = in_pieces_.find(layer);
+    if (pieces == in_pieces_.end()) {
+      if (is_read) transfers_.read_bytes += LayerWeightBytes(tiles_, layer);
+      return;
+    }
+    lent_in_pieces_.insert(layer);
+    if (is_read) transfers_.read_bytes += pieces->second.Start();
+    // Before somebody has it.
+    if (is_updated_on_read_) transfers_.read_bytes += pieces->second.Update();
+    if (window_.copies_pieces) transfers_.read_bytes += pieces->second.TakeAll();
   }
 
+  // What computes with layers that are lent in pieces, as model/decoder_compute.h does.
+  void AddPieces(const Operation& operation) {
+    if (window_.copies_pieces) return;
+    const auto own = in_pieces_.find(operation.layer);
+    switch (operation.kind) {
+      case OperationKind::kForward:
+      case OperationKind::kHand:
+        if (lent_in_pieces_.contains(operation.layer)) {
+          transfers_.read_bytes += own->second.TakeAll();
+        }
+        break;
+      case OperationKind::kLossAndGradient:
+        // The final norm, the loss, the gradient of the input.
+        if (own != in_pieces_.end()) transfers_.read_bytes += own->second.GetLast();
+        for (const int layer : lent_in_pieces_) {
+          PieceReads& pieces = in_pieces_.at(layer);
+          transfers_.read_bytes += pieces.TakeAll();
+          transfers_.read_bytes += pieces.TakeAll();
+        }
+        break;
+      default:
+        break;
+    }
+  }
   void AddUpdate(int layer) {
     if (placement_.IsSpilled(layer)) transfers_.read_bytes += GradientBytes(layer);
     // An update works on the weights that the window has, or outside of it on its own copy.
@@ -217,12 +326,17 @@ class TransferCount {
     return tiles_.layer_elems(layer) * gradient_bytes_per_elem_;
   }
 
+  const WindowOptions& window_;
   const Placement& placement_;
   const TileMap& tiles_;
   const int64_t gradient_bytes_per_elem_;
   const int64_t activation_bytes_;
-  std::vector<int> reads_left_;  // by layer: from NVMe, in a step
-  int64_t resident_bytes_ = 0;   // of RAM, that a commit writes: those of the layers so far
+  WindowTrace trace_;
+  std::map<int, PieceReads> in_pieces_;  // by layer
+  std::set<int> lent_in_pieces_;
+  int64_t num_reads_ = 0;            // so far
+  bool is_updated_on_read_ = false;  // the layer that is read
+  int64_t resident_bytes_ = 0;       // of RAM, that a commit writes: those of the layers so far
   bool loss_is_there_ = false;
   StepTransfers transfers_;
 };

@@ -31,20 +31,22 @@ absl::StatusOr<std::unique_ptr<Swapper>> Swapper::Create(const WindowOptions& op
   FOREBAY_CHECK(static_cast<int>(placement.weights.size()) == tiles.num_streamed_layers());
   const WindowBuffers buffers = WindowBuffersOf(options, placement, tiles);
   std::unique_ptr<Swapper> swapper(new Swapper(placement, store, updater));
-  FOREBAY_RETURN_IF_ERROR(
-      swapper->MakeBuffers(buffers, WindowShapeOf(options, tiles), budget, device));
+  FOREBAY_RETURN_IF_ERROR(swapper->MakeBuffers(options, buffers, budget, device));
   FOREBAY_RETURN_IF_ERROR(swapper->ReadResidentLayers(buffers));
   FOREBAY_ASSIGN_OR_RETURN(swapper->window_,
                            LayerWindow::Create(buffers, store->inventory(), swapper.get()));
   return swapper;
 }
 
-absl::Status Swapper::MakeBuffers(const WindowBuffers& buffers, const WindowShape& shape,
+absl::Status Swapper::MakeBuffers(const WindowOptions& options, const WindowBuffers& buffers,
                                   MemoryBudget* budget, Device* device) {
   const TileMap& tiles = store_->tiles();
+  const WindowShape shape = WindowShapeOf(options, tiles);
   int max_tiles = 0;
   for (int layer = 0; layer < buffers.num_layers(); ++layer) {
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
+    in_pieces_.push_back(buffers.ClassOf(layer) == BufferClass::kLarge &&
+                         IsInPieces(options, tiles, layer));
   }
   for (int buffer = 0; buffer < buffers.num_buffers(); ++buffer) {
     const BufferClass buffer_class = buffers[buffer].buffer_class;
@@ -58,6 +60,10 @@ absl::Status Swapper::MakeBuffers(const WindowBuffers& buffers, const WindowShap
         TransferBuffer::Create(store_, budget, resident ? "resident weights" : "weights window",
                                bytes, tiles.max_weight_bytes(), device));
     backing.ops = std::make_unique<IoOp[]>(static_cast<size_t>(max_tiles));
+    if (buffer_class == BufferClass::kLarge && options.piece_elems > 0) {
+      backing.pieces =
+          std::make_unique<LayerPieces>(store_, options.piece_elems, backing.memory.bytes());
+    }
   }
   return absl::OkStatus();
 }
@@ -77,6 +83,10 @@ std::span<std::byte> Swapper::WeightsIn(int buffer, int layer) const {
       static_cast<size_t>(LayerWeightBytes(store_->tiles(), layer)));
 }
 
+LayerPieces* Swapper::PiecesIn(int buffer, int layer) const {
+  return in_pieces_[static_cast<size_t>(layer)] ? backing_[buffer].pieces.get() : nullptr;
+}
+
 absl::Status Swapper::AtLayer(const absl::Status& status, std::string_view doing, int layer) const {
   if (status.ok()) return status;
   return Annotate(status, fmt::format("{} '{}'", doing, store_->inventory().layers()[layer].name));
@@ -86,6 +96,10 @@ absl::Status Swapper::AtLayer(const absl::Status& status, std::string_view doing
 
 void Swapper::StartRead(int buffer, int layer, bool urgent) {
   Backing& backing = backing_[buffer];
+  const IoClass io_class = urgent ? IoClass::kDemandRead : IoClass::kPrefetch;
+  if (LayerPieces* const pieces = PiecesIn(buffer, layer); pieces != nullptr) {
+    return pieces->Start(layer, generation_, io_class);
+  }
   const TileMap& tiles = store_->tiles();
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
   const int first_tile = tiles.first_tile(layer);
@@ -94,14 +108,17 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
     const Tile& tile = tiles.tiles()[first_tile + i];
     const auto offset = static_cast<size_t>(tile.first_elem * WeightBytesPerElem(tiles.layout()));
     const auto bytes = static_cast<size_t>(tiles.WeightBytes(tile));
-    store_->StartReadWeights(first_tile + i, weights.subspan(offset, bytes),
-                             urgent ? IoClass::kDemandRead : IoClass::kPrefetch, backing.ops[i],
-                             generation_);
+    store_->StartReadWeights(first_tile + i, weights.subspan(offset, bytes), io_class,
+                             backing.ops[i], generation_);
   }
 }
 
 absl::Status Swapper::FinishRead(int buffer, int layer, bool is_used) {
   Backing& backing = backing_[buffer];
+  if (LayerPieces* const pieces = PiecesIn(buffer, layer); pieces != nullptr) {
+    if (!is_used) pieces->Drop();
+    return absl::OkStatus();  // whoever uses a piece waits for it
+  }
   const ActivityScope scope(Activity::kReadWeights);
   absl::Status status;
   const int num_reads = std::exchange(backing.num_reads, 0);
@@ -120,6 +137,9 @@ bool Swapper::UpdateIsDue(int layer) const {
 absl::Status Swapper::Update(int buffer, int layer) {
   FOREBAY_RETURN_IF_ERROR(FinishWriteBack(buffer, layer));  // of the step before
   const ActivityScope scope(Activity::kUpdate);
+  if (LayerPieces* const pieces = PiecesIn(buffer, layer); pieces != nullptr) {
+    return AtLayer(pieces->Update(updater_), "updating", layer);
+  }
   // Even if the update fails: some of its writes may be in flight.
   backing_[buffer].in_write_back = true;
   return AtLayer(updater_->UpdateLayer(layer, WeightsIn(buffer, layer)), "updating", layer);
@@ -161,7 +181,23 @@ absl::Status Swapper::WriteResidentLayers() {
 
 absl::StatusOr<std::span<const std::byte>> Swapper::Acquire(int layer) {
   FOREBAY_ASSIGN_OR_RETURN(const int buffer, window_->Acquire(layer));
+  if (in_pieces_[static_cast<size_t>(layer)]) return std::span<const std::byte>();
   return WeightsIn(buffer, layer);
+}
+
+WeightPieces* Swapper::PiecesOf(int layer) const {
+  // Which layer is in which buffer does not change while it is lent.
+  return PiecesIn(window_->buffers().Find(layer), layer);
+}
+
+WindowStats Swapper::stats() const {
+  WindowStats stats = window_->stats();
+  for (const Backing& backing : backing_) {
+    if (backing.pieces != nullptr) {
+      stats.waits[Activity::kReadWeights] += backing.pieces->waited_s();
+    }
+  }
+  return stats;
 }
 
 absl::Status Swapper::ApplyAllUpdates(absl::FunctionRef<void()> meanwhile) {

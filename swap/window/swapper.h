@@ -4,6 +4,8 @@
 // So the forward pass of step t+1 finds layer l updated by step t, and the update's I/O overlaps
 // the computation of the layers before it (a lazy update).
 //
+// A layer that is too large for memory is lent in pieces (layer_pieces.h).
+//
 // Not for: which layer comes when, and what gives way to it (step/layer_window.h).
 #pragma once
 
@@ -19,9 +21,11 @@
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/step/layer_window.h"
+#include "forebay/step/param_source.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/store/transfer_buffer.h"
 #include "forebay/swap/tiles/placement.h"
+#include "forebay/swap/window/layer_pieces.h"
 #include "forebay/swap/window/window.h"
 
 namespace forebay {
@@ -38,9 +42,14 @@ class TileUpdater {
   // starts writing weights and state; what lives in RAM may be left for WriteDeferred. On return
   // `weights` is final; it stays borrowed for the write-back until AwaitWriteBack(layer) returns.
   virtual absl::Status UpdateLayer(int layer, std::span<std::byte> weights) = 0;
+  // The same of a layer that is not in memory as a whole: of its tiles [first_tile, end_tile),
+  // whose weights these are. They come in order, and the last ends the layer's update.
+  virtual absl::Status UpdateTiles(int layer, int first_tile, int end_tile,
+                                   std::span<std::byte> weights) = 0;
   // Starts writing what was left of a layer that lives in RAM, in `weights`.
   virtual absl::Status WriteDeferred(int layer, std::span<std::byte> weights) = 0;
   virtual absl::Status AwaitWriteBack(int layer) = 0;
+  virtual absl::Status AwaitWriteBackOfTiles(int first_tile, int end_tile) = 0;
 };
 
 class Swapper final : private LayerFiller {
@@ -66,6 +75,9 @@ class Swapper final : private LayerFiller {
   // changed, for another layer than the next that was announced, and where the caller holds every
   // buffer that the layer could take.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
+  // Of a layer that is lent, and is not in memory as a whole: Acquire gave nothing then. nullptr:
+  // it is.
+  WeightPieces* PiecesOf(int layer) const;
   // Whether Acquire of the next that was announced would return at once, with an error too.
   bool NextIsReady() const { return window_->NextIsReady(); }
   // `done`: as WeightsLease::Release has it.
@@ -95,7 +107,8 @@ class Swapper final : private LayerFiller {
   // Abandons announced accesses that were not acquired (a stop in mid-step).
   void CancelExpected() { window_->CancelExpected(); }
 
-  WindowStats stats() const { return window_->stats(); }
+  // The waits for pieces too.
+  WindowStats stats() const;
 
  private:
   // The memory of a buffer.
@@ -104,10 +117,12 @@ class Swapper final : private LayerFiller {
     std::unique_ptr<IoOp[]> ops;  // one for each tile of the layer that is being read
     int num_reads = 0;            // in flight
     bool in_write_back = false;   // AwaitWriteBack is still to be called
+    // Behind the memory, so that its reads end first. nullptr: layers are whole in it.
+    std::unique_ptr<LayerPieces> pieces;
   };
 
   Swapper(const Placement& placement, TensorStore* store, TileUpdater* updater);
-  absl::Status MakeBuffers(const WindowBuffers& buffers, const WindowShape& shape,
+  absl::Status MakeBuffers(const WindowOptions& options, const WindowBuffers& buffers,
                            MemoryBudget* budget, Device* device);
   absl::Status ReadResidentLayers(const WindowBuffers& buffers);
 
@@ -120,11 +135,14 @@ class Swapper final : private LayerFiller {
   absl::Status StageDueLayers();
   absl::Status WriteResidentLayers();
   std::span<std::byte> WeightsIn(int buffer, int layer) const;
+  // nullptr: it is whole there.
+  LayerPieces* PiecesIn(int buffer, int layer) const;
   absl::Status AtLayer(const absl::Status& status, std::string_view doing, int layer) const;
 
   TensorStore* const store_;
   TileUpdater* const updater_;
   const std::vector<UpdateTime> update_times_;  // as Placement has them
+  std::vector<bool> in_pieces_;                 // by layer
   std::vector<Backing> backing_;                // by buffer
   std::vector<int> due_;                        // of ApplyAllUpdates
   Generation generation_ = Generation::kNewest;

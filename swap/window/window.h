@@ -16,7 +16,15 @@ struct WindowOptions {
       1;  // for layers larger than the largest block (embedding, output projection); >= 1
   int first_block_layer = 1;  // layers in [first, last] are ordinary: they share the block buffers
   int last_block_layer = 1;
+  // Above 0: other layers of more elements than two such pieces are lent in pieces, two in memory
+  // at a time, unless they live in RAM (piece_cut.h).
+  int64_t piece_elems = 0;
+  // Whoever computes copies those layers once for each lease, rather than asking for their pieces
+  // as it computes.
+  bool copies_pieces = false;
 };
+
+bool IsInPieces(const WindowOptions& options, const TileMap& tiles, int layer);
 
 struct WindowShape {
   int64_t block_bytes = 0;

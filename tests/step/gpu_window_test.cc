@@ -11,6 +11,7 @@
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 #include "forebay/tests/device/device_fixture.h"
+#include "forebay/tests/step/piecewise_source.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -71,11 +72,17 @@ class FewBuffers : public ParamSource {
 
 class GpuWindowTest : public DeviceTest {
  protected:
-  void Make(GpuPlaces places = {.place_bytes = {kBytes, kBytes, kBytes}}) {
+  // `piece_elems`: above 0, the source lends layers in such pieces.
+  void Make(GpuPlaces places = {.place_bytes = {kBytes, kBytes, kBytes}}, int64_t piece_elems = 0) {
     // In this order: the source ends before the window whose events it waits for.
     source_ = std::make_unique<FewBuffers>(/*num_buffers=*/2);
     if (!places.layer_bytes.empty()) source_->layer_bytes = places.layer_bytes;
-    auto window = GpuWindow::Create(source_.get(), device_.get(), std::move(places));
+    if (piece_elems > 0) {
+      in_pieces_ = std::make_unique<PiecewiseSource>(source_.get(), piece_elems);
+    }
+    ParamSource* const source =
+        in_pieces_ == nullptr ? static_cast<ParamSource*>(source_.get()) : in_pieces_.get();
+    auto window = GpuWindow::Create(source, device_.get(), std::move(places));
     ASSERT_TRUE(window.ok()) << window.status();
     window_ = *std::move(window);
     compute_ = MakeStream();
@@ -105,6 +112,7 @@ class GpuWindowTest : public DeviceTest {
     ASSERT_TRUE(compute_->Record(used).ok());
     lease.Release(&used);
   }
+  void ExpectEachAccessReadsItsOwnWeights();
   // Each result is of its own access.
   void ExpectResults() {
     ASSERT_TRUE(compute_->Await().ok());
@@ -115,15 +123,15 @@ class GpuWindowTest : public DeviceTest {
   }
 
   std::unique_ptr<FewBuffers> source_;
+  std::unique_ptr<PiecewiseSource> in_pieces_;
   std::unique_ptr<GpuWindow> window_;
   std::unique_ptr<Stream> compute_;
   std::vector<std::unique_ptr<Event>> used_;
   std::vector<std::vector<std::byte>> results_;
 };
 
-TEST_P(GpuWindowTest, EachAccessReadsItsOwnWeights) {
+void GpuWindowTest::ExpectEachAccessReadsItsOwnWeights() {
   const CounterRng rng(1);
-  Make();
   std::vector<int> order;
   for (int i = 0; i < 60; ++i) order.push_back(static_cast<int>(rng.Words(i)[0] % kLayers));
   results_.reserve(order.size());  // addresses stay
@@ -142,6 +150,16 @@ TEST_P(GpuWindowTest, EachAccessReadsItsOwnWeights) {
   if (kept.weights().ready != nullptr) Release(kept);
   ExpectResults();
   EXPECT_EQ(window_->copied_bytes(), 60 * kBytes);
+}
+
+TEST_P(GpuWindowTest, EachAccessReadsItsOwnWeights) {
+  Make();
+  ExpectEachAccessReadsItsOwnWeights();
+}
+
+TEST_P(GpuWindowTest, SoItDoesWhereTheSourceLendsPieces) {
+  Make({.place_bytes = {kBytes, kBytes, kBytes}}, /*piece_elems=*/48);
+  ExpectEachAccessReadsItsOwnWeights();
 }
 
 TEST_P(GpuWindowTest, AReleaseBringsTheNextLayer) {

@@ -57,13 +57,18 @@ absl::StatusOr<EvaluationResult> EvaluateOnCpu(const InferOptions& infer,
   session_options.infer = infer;
   session_options.max_tokens = options.rows_per_micro_batch * data.info().seq;
   const int64_t bytes_of_one = ForwardBytes(config, session_options.max_tokens);
-  session_options.other_bytes = HostBuffer::ChargedBytes(bytes_of_one);
+  // Of any number of them, so that what is left is for activations.
   const int64_t most_batches = MostMicroBatches(data, options);
+  const int64_t sums_bytes =
+      HostBuffer::ChargedBytes(LogitSumsBytes(config, most_batches * session_options.max_tokens));
+  session_options.other_bytes = sums_bytes + HostBuffer::ChargedBytes(bytes_of_one);
   session_options.other_bytes_at_most =
+      sums_bytes +
       HostBuffer::ChargedBytes(ForwardBytes(config, most_batches * session_options.max_tokens));
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<ModelSession> session,
                            ModelSession::Open(session_options, limits, config));
-  const int64_t batches_per_pass = std::min(most_batches, session->other_bytes() / bytes_of_one);
+  const int64_t batches_per_pass =
+      std::min(most_batches, (session->other_bytes() - sums_bytes) / bytes_of_one);
   FOREBAY_ASSIGN_OR_RETURN(
       const std::unique_ptr<DecoderCompute> compute,
       DecoderCompute::CreateForEvaluation(

@@ -277,15 +277,20 @@ absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const P
 }
 
 absl::StatusOr<Plan> WithVocabularyThatFits(
-    bool may_cut, const std::function<absl::StatusOr<Plan>(bool vocabulary_in_parts)>& make) {
-  absl::StatusOr<Plan> whole = make(false);
-  if (!may_cut) return whole;
+    VocabularyParts most, const std::function<absl::StatusOr<Plan>(VocabularyParts parts)>& make) {
+  absl::StatusOr<Plan> whole = make(VocabularyParts::kNone);
+  if (most == VocabularyParts::kNone) return whole;
   if (!whole.ok()) {
-    return LeastBytesOf(whole.status()) == 0 ? std::move(whole)
-                                             : OneThatFits(std::move(whole), make(true));
+    // Weights in pieces are read more often.
+    absl::StatusOr<Plan> fits = std::move(whole);
+    for (const auto parts : {VocabularyParts::kGradients, VocabularyParts::kWeightsToo}) {
+      if (LeastBytesOf(fits.status()) == 0 || parts > most) break;
+      fits = OneThatFits(std::move(fits), make(parts));
+    }
+    return fits;
   }
   if (!whole->forecast.has_value()) return whole;
-  absl::StatusOr<Plan> in_parts = make(true);
+  absl::StatusOr<Plan> in_parts = make(VocabularyParts::kGradients);
   const bool is_faster = in_parts.ok() && in_parts->forecast.has_value() &&
                          in_parts->forecast->step_s < whole->forecast->step_s * (1 - kLeastGain);
   return is_faster ? in_parts : whole;

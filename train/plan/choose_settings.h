@@ -4,6 +4,7 @@
 // the memory that is left. What is chosen changes no bit of a run. Pure.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -33,10 +34,13 @@ Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
 // and read as often as they are. `make`: with the choice above. Its errors.
 absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make);
 
-// The plan whose gradients of the vocabulary are made in parts (BlockRecompute), where that may be,
-// and memory has no room for them whole or has better use for it, by the forecast. Its errors.
+// What of a large vocabulary goes in parts (BlockRecompute).
+enum class VocabularyParts : uint8_t { kNone, kGradients, kWeightsToo };
+// The plan whose gradients of the vocabulary are made in parts, up to `most`, where memory has no
+// room for them whole or has better use for it, by the forecast; and whose weights come in pieces,
+// where memory has no room for these. `make`: with the choice above. Its errors.
 absl::StatusOr<Plan> WithVocabularyThatFits(
-    bool may_cut, const std::function<absl::StatusOr<Plan>(bool vocabulary_in_parts)>& make);
+    VocabularyParts most, const std::function<absl::StatusOr<Plan>(VocabularyParts parts)>& make);
 
 // The least changes of one setting each that make the step shorter by a twentieth or more, fastest
 // first; none where the plan has no forecast. `make`: with the choice above. `available_bytes` of

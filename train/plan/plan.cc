@@ -137,7 +137,7 @@ std::vector<PlanTerm> DecoderMemoryOnCpu(const DecoderConfig& model, const Train
   if (step.projection_input_bytes > 0) {
     terms.push_back({kProjectionPurpose,
                      of_parts(step.projection_input_bytes) + of_parts(step.log_sum_exp_bytes) +
-                         of_parts(step.small_gradient_bytes),
+                         of_parts(step.small_gradient_bytes) + of_parts(step.logit_sums_bytes),
                      0, kTokensShrinkWith});
   }
   if (step.embedding_gradient_bytes > 0) {
@@ -221,16 +221,19 @@ RankTraffic TrafficOf(const DecoderConfig& model, const TrainOptions& options,
 
 // With exactly these options.
 absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& options,
-                                const MachineLimits& limits, bool vocabulary_in_parts) {
+                                const MachineLimits& limits, VocabularyParts vocabulary) {
   FOREBAY_RETURN_IF_ERROR(CheckPositions(model, options));
   PlanInputs inputs;
   inputs.inventory = BuildInventory(model);
   FOREBAY_ASSIGN_OR_RETURN(BlockRecompute recompute, RecomputeOf(model, options));
-  recompute.vocabulary_in_parts = vocabulary_in_parts;
+  recompute.vocabulary_in_parts = vocabulary != VocabularyParts::kNone;
+  recompute.vocabulary_in_pieces = vocabulary == VocabularyParts::kWeightsToo;
   inputs.chain = ChainOf(model, recompute);
   FOREBAY_ASSIGN_OR_RETURN(GpuPlan gpu,
                            MakeGpuPlan(model, options, inputs.inventory, recompute, limits.gpu));
   const bool on_gpu = !gpu.device.empty();
+  if (recompute.vocabulary_in_pieces) inputs.piece_elems = PieceElemsOf(model);
+  inputs.copies_pieces = on_gpu;
   if (on_gpu) FOREBAY_RETURN_IF_ERROR(CheckActivationsOfGpu(options));
   inputs.step_memory = StepMemoryOf(model, options, inputs.inventory, limits, recompute, gpu);
   inputs.chain.num_spilled_activations = gpu.num_spilled_activations;
@@ -293,10 +296,16 @@ absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& op
   // Sums over ranks, and over parts of the rows, are of whole layers.
   const bool may_cut =
       MayCutVocabulary(model) && options.num_ranks == 1 && options.data_parallel == 1;
+  VocabularyParts most = VocabularyParts::kNone;
+  if (may_cut) {
+    most = MayLendInPieces(model, BuildInventory(model), options.tile_elems)
+               ? VocabularyParts::kWeightsToo
+               : VocabularyParts::kGradients;
+  }
   return WithActivationsThatFit(options, [&](const TrainOptions& tiered) {
-    return WithVocabularyThatFits(may_cut, [&](bool vocabulary_in_parts) -> absl::StatusOr<Plan> {
+    return WithVocabularyThatFits(most, [&](VocabularyParts vocabulary) -> absl::StatusOr<Plan> {
       const auto as_told = [&](const TrainOptions& told) {
-        return PlanAsTold(model, told, limits, vocabulary_in_parts);
+        return PlanAsTold(model, told, limits, vocabulary);
       };
       FOREBAY_ASSIGN_OR_RETURN(Plan plan, as_told(tiered));
       return WithFastestSettings(std::move(plan), tiered, model.num_layers, as_told);

@@ -184,10 +184,20 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
   return fmt::format("recompute  {} of all layers ({})\n", what, flag);
 }
 
+bool LendsPieces(const Plan& plan) {
+  for (int layer = 0; layer < plan.tiles.num_streamed_layers(); ++layer) {
+    const bool is_in_ram = plan.placement.weights[static_cast<size_t>(layer)] == Tier::kHost;
+    if (!is_in_ram && IsInPieces(plan.window, plan.tiles, layer)) return true;
+  }
+  return false;
+}
+
 std::string VocabularyLine(const Plan& plan) {
   if (!plan.recompute.vocabulary_in_parts) return "";
-  return "vocabulary its gradients are made in parts, from logits that are computed once more: "
-         "memory has no room for them whole, or better use for it\n";
+  return fmt::format(
+      "vocabulary its gradients are made in parts, from logits that are computed once more{}\n",
+      LendsPieces(plan) ? ", and its weights are read in pieces: memory has no room for them whole"
+                        : ": memory has no room for them whole, or better use for it");
 }
 
 // Where nobody asked for it.
@@ -290,7 +300,8 @@ Json ToJson(const Plan& plan) {
   json["recompute"] = {{"what", NameOf(plan.recompute.recompute)},
                        {"layers", plan.recompute.num_blocks},
                        {"segment_layers", plan.recompute.segment_blocks},
-                       {"vocabulary_in_parts", plan.recompute.vocabulary_in_parts}};
+                       {"vocabulary_in_parts", plan.recompute.vocabulary_in_parts},
+                       {"vocabulary_in_pieces", LendsPieces(plan)}};
   json["stripes"] = Json::array();
   for (const PlanStripe& stripe : plan.stripes) {
     json["stripes"].push_back(

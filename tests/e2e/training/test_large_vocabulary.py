@@ -45,10 +45,23 @@ def in_parts(forebay, task, **options):
 
 
 def least_ram(forebay, task, **options):
+    """With which gradients are made in parts, and weights are read in pieces."""
     refused = plan(forebay, task, check=False, ram="1MiB", **options)
     least = re.findall(r"--ram=(\d+MiB)", refused.stdout + refused.stderr)[-1]
-    assert in_parts(forebay, task, ram=least, **options)
+    recompute = json.loads(plan(forebay, task, ram=least, **options).stdout)["recompute"]
+    assert recompute["vocabulary_in_parts"]
+    assert recompute["vocabulary_in_pieces"] == (options.get("weights_tier") != "host")
     return least
+
+
+def ram_for_gradients_in_parts(forebay, task):
+    """The least with which weights are whole, and gradients are not."""
+    for mebibytes in range(int(least_ram(forebay, task)[:-3]), 1024):
+        recompute = json.loads(plan(forebay, task, ram=f"{mebibytes}MiB").stdout)["recompute"]
+        if not recompute["vocabulary_in_pieces"]:
+            assert recompute["vocabulary_in_parts"]
+            return f"{mebibytes}MiB"
+    raise AssertionError("weights are always in pieces")
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +96,35 @@ def test_the_least_memory_gives_the_bits_of_ample_memory(forebay, task, expected
     text = train(forebay, task, out, ram=least_ram(forebay, task, **changes), **changes)
     assert "vocabulary its gradients are made in parts" in text.stdout + text.stderr
     assert forebay.digest(out) == expected
+
+
+def test_so_does_memory_for_whole_weights(forebay, task, expected, tmp_path):
+    train(forebay, task, tmp_path / "run", ram=ram_for_gradients_in_parts(forebay, task))
+    assert forebay.digest(tmp_path / "run") == expected
+
+
+def test_evaluations_between_steps_have_the_same_losses(forebay, task, tight, tmp_path):
+    losses = {}
+    for ram in (AMPLE, tight):
+        out = tmp_path / ram
+        train(forebay, task, out, ram=ram, eval_data=task["data"], eval_every=1)
+        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        losses[ram] = [line["eval_loss"] for line in lines if "eval_loss" in line]
+        assert len(losses[ram]) >= SETTINGS["steps"]
+    assert losses[tight] == losses[AMPLE]
+
+
+def least_ram_of(forebay, *command):
+    refused = forebay.run(*command, check=False, ram="1MiB")
+    assert refused.returncode == 4
+    return re.findall(r"--ram=(\d+MiB)", refused.stderr)[-1]
+
+
+def test_an_evaluation_in_the_least_memory_has_the_same_loss(forebay, task):
+    flags = ["eval", f"--model={task['model']}", f"--data={task['data']}", "--batch=2", "--format=json"]
+    ample, tight = (json.loads(forebay.run(*flags, ram=ram).stdout)
+                    for ram in (AMPLE, least_ram_of(forebay, *flags)))
+    assert tight["loss"] == ample["loss"]
 
 
 @pytest.mark.parametrize("changes", [dict(precision="fp16", initial_scale_power=20), dict(precision="fp32"),

@@ -56,6 +56,11 @@ std::vector<LossChunks> AllChunks() {
           {.max_tokens = 7, .cut = {.most_at_once = 100, .part_rows = 11}}};
 }
 
+ProjectionPart PartFrom(const Linear& head, int64_t row) {
+  const auto* const weight = static_cast<const std::byte*>(head.weight);
+  return {.head = head, .rows = weight + row * head.in * SizeOf(head.dtype), .first_row = row};
+}
+
 class CrossEntropyTest : public testing::TestWithParam<size_t> {
  protected:
   CrossEntropyTest() {
@@ -119,6 +124,46 @@ TEST_P(CrossEntropyTest, IsTheSameBitsForAllThreadCounts) {
   }));
 }
 
+// With weights of the part alone, in memory of their own.
+TEST_P(CrossEntropyTest, LossAndGradientOfTheInputHaveTheSameBitsInPasses) {
+  if (!chunks_.cut.Cuts(kVocab)) return;  // it is not cut
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
+    Context context(2, precision);
+    const size_t tokens = targets_.size();
+    Floats dx(x_.size(), NAN), dx_in_passes(x_.size(), NAN);
+    Floats log_sum_exp(tokens, NAN), log_sum_exp_in_passes(tokens, NAN);
+    const LossResult whole = CrossEntropy(context, narrow_head_, x_.data(), targets_, chunks_,
+                                          {kScale, dx.data(), nullptr, log_sum_exp.data()});
+    std::vector<LogitSums> sums(tokens);
+    const auto for_parts = [&](const auto& call) {
+      const int64_t elem_bytes = SizeOf(narrow_head_.dtype);
+      for (int64_t row = 0; row < kVocab; row += chunks_.cut.part_rows) {
+        const int64_t num_rows = std::min(chunks_.cut.part_rows, kVocab - row);
+        const auto* const first =
+            static_cast<const std::byte*>(narrow_head_.weight) + row * kHidden * elem_bytes;
+        const std::vector<std::byte> rows(first, first + num_rows * kHidden * elem_bytes);
+        call(ProjectionPart{.head = narrow_head_, .rows = rows.data(), .first_row = row});
+      }
+    };
+    for_parts([&](const ProjectionPart& part) {
+      LogitSumsOfPart(context, part, x_.data(), targets_, chunks_, sums.data());
+    });
+    const LossResult in_passes =
+        CrossEntropyOfSums(sums.data(), targets_, log_sum_exp_in_passes.data());
+    for_parts([&](const ProjectionPart& part) {
+      InputGradientOfPart(context, part, x_.data(), targets_, chunks_, kScale,
+                          log_sum_exp_in_passes.data(), dx_in_passes.data());
+    });
+    EXPECT_EQ(in_passes.loss_sum, whole.loss_sum);
+    EXPECT_EQ(in_passes.num_trained, whole.num_trained);
+    EXPECT_EQ(dx_in_passes, dx);
+    for (size_t i = 0; i < tokens; ++i) {
+      if (targets_[i] < 0) continue;
+      EXPECT_EQ(log_sum_exp_in_passes[i], log_sum_exp[i]) << i;
+    }
+  }
+}
+
 TEST_P(CrossEntropyTest, GradientOfTheWeightsHasTheSameBitsInParts) {
   if (!chunks_.cut.Cuts(kVocab)) return;  // it is not cut
   for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16}) {
@@ -134,8 +179,8 @@ TEST_P(CrossEntropyTest, GradientOfTheWeightsHasTheSameBitsInParts) {
     EXPECT_EQ(dx_alone, dx);
     EXPECT_NE(dweight, before);
     for (int64_t row = 0; row < kVocab; row += chunks_.cut.part_rows) {
-      ProjectionGradient(context, narrow_head_, x_.data(), targets_, chunks_, kScale,
-                         log_sum_exp.data(), row, in_parts.data() + row * kHidden);
+      ProjectionGradient(context, PartFrom(narrow_head_, row), x_.data(), targets_, chunks_, kScale,
+                         log_sum_exp.data(), in_parts.data() + row * kHidden);
     }
     EXPECT_EQ(in_parts, dweight);
   }
@@ -222,7 +267,7 @@ TEST(ProjectionGradient, HasTheBitsOfTheWhole) {
                                    log_sum_exp.data());
   EXPECT_EQ(dx_alone, dx);
   for (int64_t row = 0; row < kLargeVocab; row += VocabularyCut().part_rows) {
-    ProjectionGradient(context, head, x.data(), targets, kScale, log_sum_exp.data(), row,
+    ProjectionGradient(context, PartFrom(head, row), x.data(), targets, kScale, log_sum_exp.data(),
                        in_parts.data() + row * kWidth);
   }
   EXPECT_EQ(in_parts, dweight);

@@ -14,6 +14,7 @@
 #include "forebay/step/layer_walk.h"
 #include "forebay/step/step_schedule.h"
 #include "forebay/tests/model/decoder/tiny_models.h"
+#include "forebay/tests/step/piecewise_source.h"
 #include "gmock/gmock.h"
 
 namespace forebay::testing {
@@ -245,6 +246,9 @@ class LargeVocabularyTest : public ::testing::TestWithParam<std::tuple<bool, cpu
       return absl::OkStatus();
     };
     LayerWalk walk(ChainSchedule(ChainOf(model_.config, recompute)).operations);
+    PiecewiseSource in_pieces(&runner_.source(), PieceElemsOf(model_.config));
+    ParamSource& source =
+        recompute.vocabulary_in_pieces ? static_cast<ParamSource&>(in_pieces) : runner_.source();
     // Twice, so that what a pass leaves behind shows.
     for (const size_t count : {size_t{1}, batches_.size()}) {
       for (std::vector<float>& gradient : gradients) gradient.clear();
@@ -252,10 +256,16 @@ class LargeVocabularyTest : public ::testing::TestWithParam<std::tuple<bool, cpu
       losses.clear();
       const auto batches = std::span(batches_).first(count);
       EXPECT_TRUE((*compute)->BeginPass(batches, kScale).ok());
-      walk.Announce(runner_.source());
-      EXPECT_TRUE(walk.Run(runner_.source(), **compute, hooks).ok());
+      walk.Announce(source);
+      EXPECT_TRUE(walk.Run(source, **compute, hooks).ok());
       for (size_t b = 0; b < count; ++b) losses.push_back(*(*compute)->LossSumOf(b));
     }
+    pieces_read_ = in_pieces.pieces_read();
+    LayerWalk forward(ForwardOperations(ChainOf(model_.config)));
+    EXPECT_TRUE((*compute)->BeginPass(batches_, 1).ok());
+    forward.Announce(source);
+    EXPECT_TRUE(forward.Run(source, **compute, {}).ok());
+    for (size_t b = 0; b < batches_.size(); ++b) losses.push_back(*(*compute)->LossSumOf(b));
     return gradients;
   }
 
@@ -268,6 +278,7 @@ class LargeVocabularyTest : public ::testing::TestWithParam<std::tuple<bool, cpu
                                             MakeBatch(model_, {{5, 17}, {11}}, 24, 4),
                                             MakeBatch(model_, {{40}}, 40, 5)};
   int num_parts_ = 0;
+  std::vector<int> pieces_read_;  // by two steps
 };
 INSTANTIATE_TEST_SUITE_P(Models, LargeVocabularyTest,
                          ::testing::Combine(::testing::Bool(),
@@ -292,10 +303,33 @@ TEST_P(LargeVocabularyTest, ItsGradientsHaveTheSameBitsInParts) {
   }
 }
 
+TEST_P(LargeVocabularyTest, ItHasTheSameBitsWithWeightsInPieces) {
+  ASSERT_TRUE(MayLendInPieces(model_.config, model_.inventory, kLayerAlignElems));
+  for (const DType activations : kActivationDTypes) {
+    std::vector<double> losses, losses_in_pieces;
+    const auto whole = Run({}, activations, losses);
+    const auto in_pieces = Run({.vocabulary_in_parts = true, .vocabulary_in_pieces = true},
+                               activations, losses_in_pieces);
+    EXPECT_EQ(losses_in_pieces, losses);
+    EXPECT_EQ(in_pieces, whole);
+    // The embedding; of the head the norm, the sums of logits, the gradient of the input, that of
+    // the weights. As CountTransfers has it, however many micro-batches there are.
+    std::vector<int> expected;
+    for (int step = 0; step < 2; ++step) {
+      for (int pass = 0; pass < 4; ++pass) {
+        if (pass == 1 && !tied_) expected.push_back(4);
+        for (int piece = 0; piece < 5; ++piece) expected.push_back(piece);
+      }
+    }
+    EXPECT_EQ(pieces_read_, expected);
+  }
+}
+
 TEST_P(LargeVocabularyTest, TakesTheMemoryThatThePlannerCountsWhichIsLess) {
   const auto bytes = [&](bool vocabulary_in_parts) {
     MemoryBudget budget(0);
-    const BlockRecompute recompute = {.vocabulary_in_parts = vocabulary_in_parts};
+    const BlockRecompute recompute = {.vocabulary_in_parts = vocabulary_in_parts,
+                                      .vocabulary_in_pieces = vocabulary_in_parts};
     const auto compute =
         DecoderCompute::CreateForTraining(&runner_.decoder(), 128, &budget, nullptr, recompute);
     FOREBAY_CHECK(compute.ok());
@@ -306,7 +340,8 @@ TEST_P(LargeVocabularyTest, TakesTheMemoryThatThePlannerCountsWhichIsLess) {
                                        HostBuffer::ChargedBytes(memory.embedding_gradient_bytes) +
                                        HostBuffer::ChargedBytes(memory.projection_input_bytes) +
                                        HostBuffer::ChargedBytes(memory.log_sum_exp_bytes) +
-                                       HostBuffer::ChargedBytes(memory.small_gradient_bytes));
+                                       HostBuffer::ChargedBytes(memory.small_gradient_bytes) +
+                                       HostBuffer::ChargedBytes(memory.logit_sums_bytes));
     return budget.used_bytes();
   };
   const int64_t table_bytes = model_.config.vocab_size * model_.config.hidden_size * 4;

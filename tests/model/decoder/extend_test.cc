@@ -3,7 +3,9 @@
 #include <numeric>
 
 #include "forebay/base/errors.h"
+#include "forebay/model/vocabulary_parts.h"
 #include "forebay/tests/model/decoder/tiny_models.h"
+#include "forebay/tests/step/piecewise_source.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,6 +37,38 @@ void ExpectLogits(const TinyModel& model, const std::vector<int32_t>& tokens,
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_NEAR(logits[i], expected[i], 1e-5 * (1 + std::abs(expected[i])))
         << tokens.size() << " tokens, logit " << i;
+  }
+}
+
+// Of two sequences at once, in chunks; the second has no new tokens in the last call.
+TEST(Extend, HasTheSameLogitsWithALargeVocabularyInPieces) {
+  for (const bool tied : {true, false}) {
+    for (const cpu::Precision precision : {cpu::Precision::kFp32, cpu::Precision::kBf16}) {
+      const DType dtype = cpu::WeightDType(precision);
+      const TinyModel model = MakeLargeVocabularyModel(tied, dtype);
+      Runner runner(model, {2, precision, /*max_tokens=*/8, /*training=*/false}, dtype);
+      PiecewiseSource in_pieces(&runner.source(), PieceElemsOf(model.config));
+      const auto logits_of = [&](ParamSource& source) {
+        std::vector<KvCache> caches;
+        for (int i = 0; i < 2; ++i) {
+          caches.push_back(*KvCache::Create(&runner.budget(), model.config, 30));
+        }
+        const auto vocab = static_cast<size_t>(model.config.vocab_size);
+        std::vector<float> all, logits(2 * vocab);
+        const std::vector<int32_t> first = MakeBatch(model, {{19}}, 19).tokens;
+        const std::vector<int32_t> second = {7, 65540, 20000};
+        const std::vector<std::vector<std::vector<int32_t>>> calls = {
+            {first, second}, {{40000}, {3}}, {{1, 65000}, {}}};
+        for (const auto& call : calls) {
+          const std::vector<std::span<const int32_t>> tokens(call.begin(), call.end());
+          EXPECT_TRUE(runner.decoder().Extend(source, tokens, caches, logits).ok());
+          all.insert(all.end(), logits.begin(), logits.end());
+        }
+        return all;
+      };
+      EXPECT_EQ(logits_of(in_pieces), logits_of(runner.source()));
+      EXPECT_FALSE(in_pieces.pieces_read().empty());
+    }
   }
 }
 

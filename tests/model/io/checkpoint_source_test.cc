@@ -58,6 +58,22 @@ class CheckpointSourceTest : public FolderTest {
     }
     return values;
   }
+  // Their places in the layer are right. Some are asked for out of turn too.
+  static std::vector<float> ValuesOfPieces(WeightPieces& pieces) {
+    std::vector<float> values;
+    for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
+      if (piece % 2 == 1) {
+        EXPECT_TRUE(pieces.Get((piece * 7) % pieces.num_pieces()).ok());
+      }
+      const absl::StatusOr<LayerWeights> weights = pieces.Get(piece);
+      EXPECT_TRUE(weights.ok()) << weights.status();
+      if (!weights.ok()) return {};
+      EXPECT_EQ(weights->first_elem, std::ssize(values));
+      const std::vector<float> of_piece = Values(*weights);
+      values.insert(values.end(), of_piece.begin(), of_piece.end());
+    }
+    return values;
+  }
   std::vector<int> Order() const {
     std::vector<int> order;
     for (int layer = 0; layer < inventory_.num_layers(); ++layer) order.push_back(layer);
@@ -72,6 +88,11 @@ class CheckpointSourceTest : public FolderTest {
     for (const int layer : order) {
       auto lease = source.Acquire(layer);
       ASSERT_TRUE(lease.ok()) << lease.status();
+      if (WeightPieces* const pieces = lease->weights().pieces; pieces != nullptr) {
+        ++num_in_pieces_;
+        ASSERT_TRUE(ValuesOfPieces(*pieces) == Expected(layer)) << "layer " << layer;
+        continue;
+      }
       ASSERT_TRUE(Values(lease->weights()) == Expected(layer)) << "layer " << layer;
       if (layer == HeadLayer(config_)) head = *std::move(lease);
     }
@@ -81,7 +102,58 @@ class CheckpointSourceTest : public FolderTest {
   Inventory inventory_;
   std::vector<SampleTensor> tensors_;
   MemoryBudget budget_{0};
+  int num_in_pieces_ = 0;  // leases
 };
+
+TEST_F(CheckpointSourceTest, StreamsALargeVocabularyInPieces) {
+  Json json = LlamaSample();
+  json["vocab_size"] = 70'000;
+  for (const bool tied : {false, true}) {
+    json["tie_word_embeddings"] = tied;
+    for (const DType stored : {DType::kBF16, DType::kF32}) {
+      for (const int64_t residue : {0, 2, 504, 4094}) {
+        if (residue % SizeOf(stored) != 0) continue;
+        SCOPED_TRACE(testing::Message() << tied << " " << NameOf(stored) << " " << residue);
+        UseConfig(json, stored, 3, residue);
+        const int64_t table_bytes = config_.vocab_size * config_.hidden_size * 2;
+        const int64_t least = CheckpointSource::LeastBytes(config_, DType::kBF16);
+        {
+          const auto source = Create(DType::kBF16, least);
+          EXPECT_LE(budget_.used_bytes(), least);
+          EXPECT_LT(least, table_bytes);
+          num_in_pieces_ = 0;
+          for (int i = 0; i < 3; ++i) Pass(*source);
+          EXPECT_EQ(num_in_pieces_, 3 * 2);
+        }
+        // With room for the table it is whole.
+        const auto source = Create(DType::kBF16, least + table_bytes);
+        num_in_pieces_ = 0;
+        Pass(*source);
+        EXPECT_EQ(num_in_pieces_, 0);
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointSourceTest, APieceOfAFileThatWasCutOffIsAnError) {
+  Json json = LlamaSample();
+  json["vocab_size"] = 70'000;
+  json["tie_word_embeddings"] = true;
+  UseConfig(json, DType::kBF16, 3);
+  const auto source = Create(DType::kBF16, CheckpointSource::LeastBytes(config_, DType::kBF16));
+  source->Expect(std::vector<int>{EmbedLayer()});
+  const auto lease = source->Acquire(EmbedLayer());
+  ASSERT_TRUE(lease.ok());
+  WeightPieces& pieces = *lease->weights().pieces;
+  ASSERT_TRUE(pieces.Get(0).ok());
+  ASSERT_EQ(truncate((directory_ + "/model.safetensors").c_str(), 4096), 0);
+  absl::Status status;
+  for (int piece = 1; piece < pieces.num_pieces(); ++piece) {
+    status.Update(pieces.Get(piece).status());
+  }
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(pieces.Get(0).status(), status);
+}
 
 TEST_F(CheckpointSourceTest, KeepsEverythingWithoutALimit) {
   UseConfig(LlamaSample(), DType::kBF16, 3);

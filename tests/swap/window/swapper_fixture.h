@@ -46,23 +46,36 @@ class LayerWriter {
   explicit LayerWriter(TensorStore* store)
       : store_(store),
         state_(store->tiles().state_area_bytes()),
-        ops_(2 * store->tiles().tiles().size()) {}
+        ops_(2 * store->tiles().tiles().size()),
+        in_flight_(store->tiles().tiles().size()) {}
 
+  const TileMap& tiles() const { return store_->tiles(); }
   void Start(int layer, std::span<std::byte> weights) {
-    const TileMap& tiles = store_->tiles();
-    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
-      const Tile& tile = tiles.tiles()[i];
-      store_->StartWriteWeights(i, weights.subspan(tile.first_elem * 4, tiles.WeightBytes(tile)),
-                                ops_[2 * i]);
-      const auto state = state_.first(tiles.state_area_bytes())
-                             .subspan(tile.state_offset_bytes, tiles.StateBytes(tile));
-      store_->StartWriteState(i, state, ops_[2 * i + 1]);
-    }
+    StartTiles(tiles().first_tile(layer), tiles().first_tile(layer + 1), weights);
   }
   absl::Status Await(int layer) {
-    const TileMap& tiles = store_->tiles();
+    return AwaitTiles(tiles().first_tile(layer), tiles().first_tile(layer + 1));
+  }
+  // Tiles of one layer, whose weights these are.
+  void StartTiles(int first_tile, int end_tile, std::span<std::byte> weights) {
+    for (int i = first_tile; i < end_tile; ++i) {
+      const Tile& tile = tiles().tiles()[i];
+      store_->StartWriteWeights(i, weights.first(tiles().WeightBytes(tile)), ops_[2 * i]);
+      weights = weights.subspan(tiles().WeightBytes(tile));
+      const auto state = state_.first(tiles().state_area_bytes())
+                             .subspan(tile.state_offset_bytes, tiles().StateBytes(tile));
+      store_->StartWriteState(i, state, ops_[2 * i + 1]);
+      in_flight_[i] = true;
+    }
+  }
+  bool anything_in_flight() const {
+    return std::ranges::find(in_flight_, true) != in_flight_.end();
+  }
+  absl::Status AwaitTiles(int first_tile, int end_tile) {
     absl::Status first_error;
-    for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1); ++i) {
+    for (int i = first_tile; i < end_tile; ++i) {
+      if (!in_flight_[i]) continue;
+      in_flight_[i] = false;
       const absl::Status weights = store_->engine().Wait(ops_[2 * i]);
       const absl::Status state = store_->engine().Wait(ops_[2 * i + 1]);
       if (weights.ok()) store_->MarkWeightsWritten(i);
@@ -77,6 +90,7 @@ class LayerWriter {
   TensorStore* store_;
   Scratch state_;
   std::vector<IoOp> ops_;
+  std::vector<bool> in_flight_;  // by tile
 };
 
 // Adds 1 to every weight of a due layer, and insists on the order of calls that the swapper
@@ -112,6 +126,25 @@ class AddOne : public TileUpdater {
     writer_.Start(layer, weights);
     return absl::OkStatus();
   }
+  absl::Status UpdateTiles(int layer, int first_tile, int end_tile,
+                           std::span<std::byte> weights) override {
+    EXPECT_TRUE(due_[layer]);
+    const TileMap& tiles = writer_.tiles();
+    EXPECT_EQ(first_tile, num_tiles_updated_ + tiles.first_tile(layer));
+    num_tiles_updated_ += end_tile - first_tile;
+    if (fail_updates) return StorageError("no state");
+    const std::span<float> values(reinterpret_cast<float*>(weights.data()), weights.size() / 4);
+    for (float& value : values) value += 1.0f;
+    writer_.StartTiles(first_tile, end_tile, weights);
+    if (end_tile < tiles.first_tile(layer + 1)) return absl::OkStatus();
+    due_[layer] = false;
+    num_tiles_updated_ = 0;
+    ++num_updates_[layer];
+    return absl::OkStatus();
+  }
+  absl::Status AwaitWriteBackOfTiles(int first_tile, int end_tile) override {
+    return writer_.AwaitTiles(first_tile, end_tile);
+  }
   absl::Status WriteDeferred(int layer, std::span<std::byte>) override {
     EXPECT_FALSE(due_[layer]);
     ++num_deferred_;
@@ -125,7 +158,8 @@ class AddOne : public TileUpdater {
     return wrote_[layer] ? writer_.Await(layer) : absl::OkStatus();
   }
   bool anything_in_write_back() const {
-    return std::ranges::find(in_write_back_, true) != in_write_back_.end();
+    return writer_.anything_in_flight() ||
+           std::ranges::find(in_write_back_, true) != in_write_back_.end();
   }
 
  private:
@@ -134,6 +168,7 @@ class AddOne : public TileUpdater {
   std::vector<bool> in_write_back_;
   std::vector<bool> wrote_;
   std::vector<int> num_updates_;
+  int num_tiles_updated_ = 0;  // of the layer that is updated piece by piece
   int num_deferred_ = 0;
 };
 
@@ -175,9 +210,10 @@ class SwapperTest : public testing::Test {
 
   absl::Status MakeSwapper(int num_block_buffers = 3, int num_large_buffers = 1) {
     swapper_.reset();
+    WindowOptions options = Options(num_block_buffers, num_large_buffers);
+    options.piece_elems = piece_elems_;
     FOREBAY_ASSIGN_OR_RETURN(
-        swapper_, Swapper::Create(Options(num_block_buffers, num_large_buffers), placement_,
-                                  store_.get(), updater_.get(), &budget_));
+        swapper_, Swapper::Create(options, placement_, store_.get(), updater_.get(), &budget_));
     return absl::OkStatus();
   }
   static WindowOptions Options(int num_block_buffers, int num_large_buffers) {
@@ -190,10 +226,28 @@ class SwapperTest : public testing::Test {
   // Acquires, checks and releases one layer.
   absl::Status Use(int layer, int64_t num_updates) {
     FOREBAY_ASSIGN_OR_RETURN(const auto bytes, swapper_->Acquire(layer));
+    if (WeightPieces* const pieces = swapper_->PiecesOf(layer); pieces != nullptr) {
+      EXPECT_TRUE(bytes.empty());
+      const absl::Status status = UsePieces(*pieces, layer, num_updates);
+      swapper_->Release(layer);
+      return status;
+    }
     EXPECT_EQ(static_cast<int64_t>(bytes.size()), store_->tiles().layer_elems(layer) * 4);
     EXPECT_TRUE(AllAre(bytes, Expected(layer, num_updates)))
         << "layer " << layer << ", update " << num_updates;
     swapper_->Release(layer);
+    return absl::OkStatus();
+  }
+  absl::Status UsePieces(WeightPieces& pieces, int layer, int64_t num_updates) {
+    int64_t num_elems = 0;
+    for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
+      FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, pieces.Get(piece));
+      EXPECT_EQ(weights.first_elem, num_elems);
+      EXPECT_TRUE(AllAre(weights.data, Expected(layer, num_updates)))
+          << "layer " << layer << ", piece " << piece << ", update " << num_updates;
+      num_elems += std::ssize(weights.data) / 4;
+    }
+    EXPECT_EQ(num_elems, store_->tiles().layer_elems(layer));
     return absl::OkStatus();
   }
   static bool AllAre(std::span<const std::byte> bytes, float expected) {
@@ -268,6 +322,7 @@ class SwapperTest : public testing::Test {
   std::unique_ptr<TensorStore> store_;
   std::unique_ptr<AddOne> updater_;
   Placement placement_;
+  int64_t piece_elems_ = 0;  // of MakeSwapper
   std::unique_ptr<Swapper> swapper_;
 };
 

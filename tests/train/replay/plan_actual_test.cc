@@ -130,54 +130,76 @@ int64_t PlannedFor(const Plan& plan, const std::string& name) {
   return term->host_bytes;
 }
 
+// The plan of the configuration, once its steps have done what it says; nothing where they have
+// not.
+std::optional<Plan> RunsAsPlanned(const DecoderConfig& model, int number, Draw& draw) {
+  TrainOptions options = DrawOptions(model, draw);
+  MachineLimits limits = {.num_cores = options.threads};
+  limits.disks.resize(static_cast<size_t>(draw.Between(1, 3)));
+  for (size_t i = 0; i < limits.disks.size(); ++i) {
+    limits.disks[i].weight = draw.Between(1, 3);
+    limits.disks[i].file_system = i;
+  }
+  const absl::StatusOr<Plan> plan = PlanWithin(model, options, limits, draw);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  if (!plan.ok()) return std::nullopt;
+  SCOPED_TRACE(fmt::format("configuration {}: {}", number, Describe(options, *plan)));
+  PlannedRun run(model, options, *plan);
+  const auto steps = static_cast<int>(std::max<int64_t>(1, StepsPerCommit(plan->commit_pace)));
+  // The first steps find a window that is empty, and nothing to update.
+  TransferBytes moved;  // until the norm of the last step was known
+  int num_left = 4 * steps;
+  run.Train(4 * steps, [&](double /*norm*/) {
+    if (--num_left == 2 * steps || num_left == 0) moved = run.TakeMoved();
+  });
+  const auto per_step = [&](int64_t bytes) { return static_cast<double>(bytes) / (2 * steps); };
+  const auto read = static_cast<double>(plan->read_bytes_per_step);
+  const auto write = static_cast<double>(plan->write_bytes_per_step);
+  EXPECT_NEAR(per_step(moved.read), read, kMostByteError * read);
+  EXPECT_NEAR(per_step(moved.write), write, kMostByteError * write);
+  // Without what is the same however things are placed: the program, and what kernels need.
+  EXPECT_LE(run.memory_bytes(), plan->host_bytes) << run.Memory();
+  const int64_t fixed = kRuntimeBytes + PlannedFor(*plan, "decoder workspace");
+  const auto planned = static_cast<double>(plan->host_bytes - fixed);
+  EXPECT_NEAR(static_cast<double>(run.memory_bytes() - fixed), planned, kMostMemoryError * planned)
+      << run.Memory();
+  run.Settle();
+  return *plan;
+}
+
 TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
   int num_speculative = 0, num_in_part = 0, num_saving = 0, num_in_segments = 0;
   for (int number = 0; number < kNumConfigurations; ++number) {
     Draw draw(/*seed=*/20260101, static_cast<uint64_t>(number));
     const DecoderConfig model = DrawModel(draw);
-    TrainOptions options = DrawOptions(model, draw);
-    MachineLimits limits = {.num_cores = options.threads};
-    limits.disks.resize(static_cast<size_t>(draw.Between(1, 3)));
-    for (size_t i = 0; i < limits.disks.size(); ++i) {
-      limits.disks[i].weight = draw.Between(1, 3);
-      limits.disks[i].file_system = i;
-    }
-    const absl::StatusOr<Plan> plan = PlanWithin(model, options, limits, draw);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    SCOPED_TRACE(fmt::format("configuration {}: {}", number, Describe(options, *plan)));
+    const std::optional<Plan> plan = RunsAsPlanned(model, number, draw);
+    ASSERT_TRUE(plan.has_value() && !HasFailure());
     const int64_t speculative = plan->placement.NumUpdated(UpdateTime::kAfterHand);
     num_speculative += speculative > 0 ? 1 : 0;
     num_saving += PlannedFor(*plan, kSavedPurpose) > 0 ? 1 : 0;
     num_in_segments += plan->recompute.segment_blocks > 1 ? 1 : 0;
     num_in_part += speculative > 0 && speculative < NumStreamedLayers(model) ? 1 : 0;
-
-    PlannedRun run(model, options, *plan);
-    const auto steps = static_cast<int>(std::max<int64_t>(1, StepsPerCommit(plan->commit_pace)));
-    // The first steps find a window that is empty, and nothing to update.
-    TransferBytes moved;  // until the norm of the last step was known
-    int num_left = 4 * steps;
-    ASSERT_NO_FATAL_FAILURE(run.Train(4 * steps, [&](double /*norm*/) {
-      if (--num_left == 2 * steps || num_left == 0) moved = run.TakeMoved();
-    }));
-    const auto per_step = [&](int64_t bytes) { return static_cast<double>(bytes) / (2 * steps); };
-    const auto read = static_cast<double>(plan->read_bytes_per_step);
-    const auto write = static_cast<double>(plan->write_bytes_per_step);
-    EXPECT_NEAR(per_step(moved.read), read, kMostByteError * read);
-    EXPECT_NEAR(per_step(moved.write), write, kMostByteError * write);
-    // Without what is the same however things are placed: the program, and what kernels need.
-    EXPECT_LE(run.memory_bytes(), plan->host_bytes) << run.Memory();
-    const int64_t fixed = kRuntimeBytes + PlannedFor(*plan, "decoder workspace");
-    const auto planned = static_cast<double>(plan->host_bytes - fixed);
-    EXPECT_NEAR(static_cast<double>(run.memory_bytes() - fixed), planned,
-                kMostMemoryError * planned)
-        << run.Memory();
-    run.Settle();
   }
   // The drawn configurations are of all kinds.
   EXPECT_GE(num_speculative, kNumConfigurations / 5);
   EXPECT_GE(num_in_part, 1);
   EXPECT_GE(num_saving, kNumConfigurations / 5);
   EXPECT_GE(num_in_segments, 1);
+}
+
+TEST(PlanActual, SoDoThoseOfALargeVocabulary) {
+  int num_in_parts = 0, num_in_pieces = 0;
+  for (int number = 0; number < kNumConfigurations / 4; ++number) {
+    Draw draw(/*seed=*/20260102, static_cast<uint64_t>(number));
+    DecoderConfig model = DrawModel(draw);
+    model.vocab_size = draw.OneOf<int64_t>({65'537, 70'000, 81'920});
+    const std::optional<Plan> plan = RunsAsPlanned(model, number, draw);
+    ASSERT_TRUE(plan.has_value() && !HasFailure());
+    num_in_parts += plan->recompute.vocabulary_in_parts ? 1 : 0;
+    num_in_pieces += plan->recompute.vocabulary_in_pieces ? 1 : 0;
+  }
+  EXPECT_GE(num_in_parts, 1);
+  EXPECT_GE(num_in_pieces, 1);
 }
 
 }  // namespace
