@@ -24,6 +24,8 @@ void ForPieces(ThreadPool& pool, int64_t count, const Work& work) {
   });
 }
 
+constexpr int64_t kSmallTensorsAlignBytes = 64;  // as LayerWeights has it
+
 int64_t SmallElemsOfHead(const DecoderConfig& config, const Inventory& inventory) {
   const LayerSpec& head = inventory.layers()[HeadLayer(config)];
   return head.num_elems - head.small_begin;
@@ -32,7 +34,9 @@ int64_t SmallElemsOfHead(const DecoderConfig& config, const Inventory& inventory
 }  // namespace
 
 int64_t LogitSumsBytes(const DecoderConfig& config, int64_t tokens) {
-  return MayCutVocabulary(config) ? tokens * static_cast<int64_t>(sizeof(cpu::LogitSums)) : 0;
+  if (!MayCutVocabulary(config)) return 0;
+  return RoundUp(tokens * static_cast<int64_t>(sizeof(cpu::LogitSums)), kSmallTensorsAlignBytes) +
+         SmallElemsOfHead(config, BuildInventory(config)) * SizeOf(DType::kF32);
 }
 
 DecoderStepMemory StepMemoryFor(const DecoderConfig& config, const Inventory& inventory,
@@ -127,9 +131,6 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForTrainin
       FOREBAY_ASSIGN_OR_RETURN(*buffer, HostBuffer::Create(budget, kProjectionPurpose, bytes));
     }
   }
-  if (recompute.vocabulary_in_pieces) {
-    compute->small_tensors_.resize(static_cast<size_t>(memory.small_gradient_bytes));
-  }
   if (memory.saved_bytes == 0) return compute;
   FOREBAY_ASSIGN_OR_RETURN(compute->saved_,
                            HostBuffer::Create(budget, kSavedPurpose, memory.saved_bytes));
@@ -153,8 +154,6 @@ absl::StatusOr<std::unique_ptr<DecoderCompute>> DecoderCompute::CreateForEvaluat
     FOREBAY_ASSIGN_OR_RETURN(
         compute->logit_sums_,
         HostBuffer::Create(budget, kProjectionPurpose, LogitSumsBytes(decoder->config(), tokens)));
-    compute->small_tensors_.resize(
-        static_cast<size_t>(SmallElemsOfHead(decoder->config(), decoder->inventory()) * 4));
   }
   compute->SetActivations(compute->own_activations_.bytes(), /*num_slots=*/1);
   return compute;
@@ -167,7 +166,18 @@ void DecoderCompute::SetActivations(std::span<std::byte> memory, int num_slots) 
 }
 
 int64_t DecoderCompute::most_forward_tokens() const {
-  return std::ssize(activations_) / ForwardBytes(config_, 1, dtype_);
+  const int64_t tokens = std::ssize(activations_) / ForwardBytes(config_, 1, dtype_);
+  // Buffers of activations that are spilled may have room for some more.
+  return logit_sums_.size_bytes() == 0 ? tokens : std::min(tokens, num_logit_sums());
+}
+
+int64_t DecoderCompute::small_tensor_bytes() const {
+  return SmallElemsOfHead(config_, decoder_->inventory()) * SizeOf(DType::kF32);
+}
+
+int64_t DecoderCompute::num_logit_sums() const {
+  const int64_t bytes = logit_sums_.size_bytes() - small_tensor_bytes();
+  return bytes / static_cast<int64_t>(sizeof(cpu::LogitSums));
 }
 
 absl::Status DecoderCompute::BeginPass(std::span<const MicroBatch> batches, double gradient_scale) {

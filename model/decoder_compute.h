@@ -37,8 +37,8 @@ struct DecoderStepMemory {
   int64_t projection_input_bytes = 0;
   int64_t log_sum_exp_bytes = 0;
   int64_t small_gradient_bytes = 0;
-  // With BlockRecompute::vocabulary_in_pieces, else 0: the sums of logits, of as many micro-batches
-  // as a pass may have.
+  // With BlockRecompute::vocabulary_in_pieces, else 0: LogitSumsBytes of as many tokens as a pass
+  // may have.
   int64_t logit_sums_bytes = 0;
 };
 // `tokens`: the most, padding included, of all micro-batches of a step together. `activations`:
@@ -52,11 +52,11 @@ inline int64_t WideActivationBytes(const DecoderConfig& config, int64_t micro_ba
   return activations == DType::kF32 ? 0 : ForwardBytes(config, micro_batch_tokens);
 }
 
-// What CreateForEvaluation charges beside the activations of so many tokens; a page at least, or
-// nothing.
+// CreateForEvaluation charges so much beside the activations of so many tokens, for layers that
+// come in pieces; in whole pages.
 int64_t LogitSumsBytes(const DecoderConfig& config, int64_t tokens);
 // Purposes in a MemoryBudget: of the gradients, of `saved_bytes`, of WideActivationBytes, and of
-// the three for a vocabulary in parts.
+// the four for a vocabulary in parts.
 inline constexpr char kLayerGradientPurpose[] = "gradient of one layer (fp32)";
 inline constexpr char kEmbeddingGradientPurpose[] = "gradient of the embedding (fp32)";
 inline constexpr char kSavedPurpose[] = "activations inside blocks";
@@ -124,7 +124,8 @@ class DecoderCompute : public LayerCompute {
   // With vocabulary_in_parts:
   bool vocabulary_in_parts() const { return projection_inputs_.size_bytes() > 0; }
   ProjectionInputs ProjectionInputsOf(size_t batch) const;
-  // Of all micro-batches at once, for layers that are lent in pieces (decoder_compute_pieces.cc).
+  // These take all micro-batches at once, for layers that are lent in pieces
+  // (decoder_compute_pieces.cc).
   absl::Status EmbedPieces(WeightPieces& pieces);
   absl::Status LossInPieces(int layer, const HeldWeights& weights);
   absl::Status LossAndGradientInPieces(int layer, const HeldWeights& weights);
@@ -135,6 +136,8 @@ class DecoderCompute : public LayerCompute {
   // `call(piece, batch)` for the rows of the table, and every micro-batch.
   template <typename Call>
   absl::Status ForEachPiece(WeightPieces& pieces, const Call& call) const;
+  int64_t small_tensor_bytes() const;  // of the output layer, at most
+  int64_t num_logit_sums() const;
   std::span<cpu::LogitSums> LogitSumsOf(size_t batch) const;
   // The memory that the layer saves to in this pass, for one micro-batch.
   SavedOfBlock SavedOf(int layer, size_t batch) const;
@@ -153,9 +156,9 @@ class DecoderCompute : public LayerCompute {
   HostBuffer embedding_gradient_;  // only when embeddings are tied, and not made in parts
   // With vocabulary_in_parts, as DecoderStepMemory has them.
   HostBuffer projection_inputs_, log_sum_exp_, small_gradient_;
-  // With vocabulary_in_pieces:
+  // For layers that come in pieces: sums of logits, and behind them the small tensors of the output
+  // layer.
   HostBuffer logit_sums_;
-  std::vector<std::byte> small_tensors_;  // of the output layer
   BlockRecompute recompute_;
   HostBuffer saved_;                  // block by block, in each micro-batch by micro-batch
   std::vector<int64_t> saved_begin_;  // by block

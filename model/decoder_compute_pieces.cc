@@ -34,15 +34,16 @@ absl::StatusOr<LayerWeights> DecoderCompute::TakeSmallTensors(int layer,
   const LayerSpec& spec = decoder_->inventory().layers()[layer];
   const auto num_bytes =
       static_cast<size_t>((spec.num_elems - spec.small_begin) * SizeOf(last.dtype));
-  FOREBAY_CHECK(last.first_elem <= spec.small_begin && num_bytes <= small_tensors_.size());
-  std::memcpy(small_tensors_.data(), ElementOf(last, spec.small_begin), num_bytes);
-  return LayerWeights{.dtype = last.dtype,
-                      .data = std::span(small_tensors_).first(num_bytes),
-                      .first_elem = spec.small_begin};
+  const std::span<std::byte> place =
+      logit_sums_.bytes().last(static_cast<size_t>(small_tensor_bytes()));
+  FOREBAY_CHECK(last.first_elem <= spec.small_begin && num_bytes <= place.size());
+  std::memcpy(place.data(), ElementOf(last, spec.small_begin), num_bytes);
+  return LayerWeights{
+      .dtype = last.dtype, .data = place.first(num_bytes), .first_elem = spec.small_begin};
 }
 
 std::span<cpu::LogitSums> DecoderCompute::LogitSumsOf(size_t batch) const {
-  const std::span<cpu::LogitSums> all = logit_sums_.As<cpu::LogitSums>();
+  const auto all = logit_sums_.As<cpu::LogitSums>().first(static_cast<size_t>(num_logit_sums()));
   const auto first = static_cast<size_t>(first_token_[batch]);
   FOREBAY_CHECK(first + batches_[batch].tokens.size() <= all.size());
   return all.subspan(first, batches_[batch].tokens.size());
@@ -57,7 +58,9 @@ absl::Status DecoderCompute::EmbedPieces(WeightPieces& pieces) {
 }
 
 absl::Status DecoderCompute::LossInPieces(int layer, const HeldWeights& weights) {
-  std::ranges::fill(logit_sums_.As<cpu::LogitSums>(), cpu::LogitSums());
+  for (size_t batch = 0; batch < batches_.size(); ++batch) {
+    std::ranges::fill(LogitSumsOf(batch), cpu::LogitSums());
+  }
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights small, TakeSmallTensors(layer, weights));
   FOREBAY_RETURN_IF_ERROR(
       ForEachPiece(*TableOf(layer, weights), [&](const LayerWeights& piece, size_t batch) {
@@ -75,7 +78,9 @@ absl::Status DecoderCompute::LossInPieces(int layer, const HeldWeights& weights)
 
 absl::Status DecoderCompute::LossAndGradientInPieces(int layer, const HeldWeights& weights) {
   FOREBAY_CHECK(vocabulary_in_parts());
-  std::ranges::fill(logit_sums_.As<cpu::LogitSums>(), cpu::LogitSums());
+  for (size_t batch = 0; batch < batches_.size(); ++batch) {
+    std::ranges::fill(LogitSumsOf(batch), cpu::LogitSums());
+  }
   std::ranges::fill(small_gradient_.As<float>(), 0.0f);
   WeightPieces& table = *TableOf(layer, weights);
   FOREBAY_ASSIGN_OR_RETURN(const LayerWeights small, TakeSmallTensors(layer, weights));

@@ -106,7 +106,7 @@ class Decoder::PartsCompute : public ForwardCompute {
   Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
 
  private:
-  // Of all parts at once, from the pieces that have rows of their tokens.
+  // All parts at once, from the pieces that have rows of their tokens.
   absl::Status EmbedPieces(WeightPieces& pieces) {
     const int64_t hidden = impl_.config.hidden_size;
     const int64_t piece_rows = pieces.piece_elems() / hidden;

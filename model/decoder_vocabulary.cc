@@ -1,5 +1,5 @@
-// What a decoder computes part by part of a large vocabulary: gradients, and where memory has no
-// room for all of the table, the rest too.
+// A decoder's large vocabulary part by part: gradients, and the rest too where memory has no room
+// for all of the table.
 #include <algorithm>
 
 #include "forebay/base/check.h"

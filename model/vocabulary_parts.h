@@ -1,4 +1,4 @@
-// What of a decoder's large vocabulary goes in parts: gradients of the embedding and of the output
+// How a decoder's large vocabulary goes in parts: gradients of the embedding and of the output
 // projection, and their weights. Pure.
 #pragma once
 

@@ -114,10 +114,10 @@ struct OptimizerStats {
 //
 // State on the device is updated there, with the bits of the CPU.
 //
-// Threads: UpdateLayer, UpdateTiles, WriteDeferred and AwaitWriteBack belong to the swapper's
-// thread, UpdateIsDue and stats to any, the rest to the training thread. Nothing is allocated after
-// Create. After an error the object takes no further updates. A store of two slots then still holds
-// the last committed step; of one slot, what was being written over is lost.
+// Threads: UpdateLayer, UpdateTiles, WriteDeferred and the two for write-backs belong to the
+// swapper's thread, UpdateIsDue and stats to any, the rest to the training thread. Nothing is
+// allocated after Create. After an error the object takes no further updates. A store of two slots
+// then still holds the last committed step; of one slot, what was being written over is lost.
 class OffloadedOptimizer : public TileUpdater {
  public:
   // Loads state that lives in memory from the store, which must have a committed step. Everything

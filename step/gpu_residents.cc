@@ -27,14 +27,17 @@ absl::Status GpuResidents::Load(int layer, ParamSource* loader, Device* device, 
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
   Resident& resident = residents_.emplace_back();
   resident.layer = layer;
-  FOREBAY_ASSIGN_OR_RETURN(resident.memory,
-                           device->Allocate(static_cast<int64_t>(weights.data.size())));
-  resident.weights = {.dtype = weights.dtype,
-                      .data = {resident.memory.As<const std::byte>(), weights.data.size()},
-                      .device = device->kind()};
-  FOREBAY_RETURN_IF_ERROR(stream.CopyToDevice(resident.memory.address(), weights.data));
-  // Before the lease ends. The loader reads the next layer meanwhile.
-  return stream.Await();
+  const int64_t num_bytes = BytesOf(weights);
+  FOREBAY_ASSIGN_OR_RETURN(resident.memory, device->Allocate(num_bytes));
+  resident.weights = {
+      .dtype = weights.dtype,
+      .data = {resident.memory.As<const std::byte>(), static_cast<size_t>(num_bytes)},
+      .device = device->kind()};
+  return CopyWhole(weights, [&](std::span<const std::byte> part, int64_t offset) -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(stream.CopyToDevice(resident.memory.As<std::byte>() + offset, part));
+    // Before the lease ends. The loader reads the next layer meanwhile.
+    return stream.Await();
+  });
 }
 
 GpuResidents::~GpuResidents() {

@@ -112,37 +112,25 @@ absl::Status GpuWindow::CopyTo(Place& place, int layer, int64_t offset,
   return absl::OkStatus();
 }
 
-absl::StatusOr<size_t> GpuWindow::CopyPieces(Place& place, int layer, WeightPieces& pieces) {
-  size_t num_bytes = 0;
-  for (int piece = 0; piece < pieces.num_pieces(); ++piece) {
-    FOREBAY_ASSIGN_OR_RETURN(const LayerWeights weights, pieces.Get(piece));
-    const int64_t offset = weights.first_elem * SizeOf(weights.dtype);
-    FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, offset, weights.data));
-    // The next Get ends the piece.
-    FOREBAY_RETURN_IF_ERROR(place.copies.front().is_there->Await());
-    num_bytes += weights.data.size();
-  }
-  return num_bytes;
-}
-
 // Requires: `layer` is the next of the source.
 absl::Status GpuWindow::Stage(Place& place, int layer) {
   FOREBAY_ASSIGN_OR_RETURN(WeightsLease lease, source_->Acquire(layer));
   const LayerWeights& weights = lease.weights();
   FOREBAY_CHECK(weights.device == DeviceKind::kHost && weights.ready == nullptr);
   const TraceScope trace("copy weights to the GPU (enqueue)", {.layer = layer});
-  size_t num_bytes = weights.data.size();
-  if (weights.pieces == nullptr) {
-    FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, 0, weights.data));
-  } else {
-    FOREBAY_ASSIGN_OR_RETURN(num_bytes, CopyPieces(place, layer, *weights.pieces));
-  }
+  const auto copy = [&](std::span<const std::byte> part, int64_t offset) -> absl::Status {
+    FOREBAY_RETURN_IF_ERROR(CopyTo(place, layer, offset, part));
+    // The next piece ends this one.
+    return weights.pieces == nullptr ? absl::OkStatus() : place.copies.front().is_there->Await();
+  };
+  FOREBAY_RETURN_IF_ERROR(CopyWhole(weights, copy));
   const Copy& first = place.copies.front();
   place.layer = layer;
-  place.weights = {.dtype = weights.dtype,
-                   .data = {first.memory.As<const std::byte>(), num_bytes},
-                   .device = kind_,
-                   .ready = first.is_there.get()};
+  place.weights = {
+      .dtype = weights.dtype,
+      .data = {first.memory.As<const std::byte>(), static_cast<size_t>(BytesOf(weights))},
+      .device = kind_,
+      .ready = first.is_there.get()};
   place.state = PlaceState::kStaged;
   lease.Release(first.is_there.get());
   return absl::OkStatus();

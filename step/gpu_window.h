@@ -4,7 +4,8 @@
 //   source: Acquire -> copy stream: wait for the last reader of a place, copy, record `copied`
 //           -> source: Release(copied) -> Acquire here: a lease that is ready at `copied`
 //
-// Of a layer that is lent in pieces, one is copied while the source reads the next.
+// A layer that is lent in pieces is copied while the source reads them: who acquires or releases
+// here waits for the disk then.
 //
 // Host memory is pinned by whoever owns it (HostBufferOptions::device); what is not is copied too,
 // more slowly.
@@ -112,10 +113,8 @@ class GpuWindow final : public ParamSource {
   bool IsItsOwn(const Place& place, int layer) const;
   const Place* LentPlace(int layer) const;
   absl::Status Stage(Place& place, int layer);
-  // To where the place has the layer's bytes from `offset` on.
+  // The layer's bytes from `offset` on.
   absl::Status CopyTo(Place& place, int layer, int64_t offset, std::span<const std::byte> weights);
-  // Returns their bytes.
-  absl::StatusOr<size_t> CopyPieces(Place& place, int layer, WeightPieces& pieces);
   void StageAhead();
 
   ParamSource* const source_;

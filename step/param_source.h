@@ -31,17 +31,39 @@ struct LayerWeights {
   WeightPieces* pieces = nullptr;
 };
 
-// The weights of a layer piece by piece, as long as its lease lasts. For whoever holds the lease.
+// The weights of a layer piece by piece, as long as its lease lasts. Used by the lease's holder.
 class WeightPieces {
  public:
   virtual ~WeightPieces() = default;
-  // The last piece may have fewer, or the others' and the layer's small tensors.
+  // All pieces have `piece_elems` elements but the last, which may have fewer. The layer's small
+  // tensors are at the end of that.
   virtual int num_pieces() const = 0;
   virtual int64_t piece_elems() const = 0;
-  // Waits for a piece, in host memory, until the next call: the one before is not read any more.
-  // Cheap when they are asked for in their order, and correct in any. As ParamSource::Acquire.
+  virtual int64_t num_elems() const = 0;  // of the layer
+  // Waits for a piece. It stays in host memory until the next call, before which the caller has
+  // ended all work that reads it. Cheap when pieces are asked for in their order, and correct in
+  // any. The errors of ParamSource::Acquire; the source fails for good then.
   virtual absl::StatusOr<LayerWeights> Get(int piece) = 0;
 };
+
+inline int64_t BytesOf(const LayerWeights& weights) {
+  return weights.pieces == nullptr ? std::ssize(weights.data)
+                                   : weights.pieces->num_elems() * SizeOf(weights.dtype);
+}
+
+// Calls `copy(bytes, offset)` for all bytes of a layer in host memory, part by part: each is there
+// until `copy` returns. `offset`: of the part, in the layer's bytes. The first error.
+template <typename Copy>
+absl::Status CopyWhole(const LayerWeights& weights, const Copy& copy) {
+  if (weights.pieces == nullptr) return copy(weights.data, int64_t{0});
+  for (int piece = 0; piece < weights.pieces->num_pieces(); ++piece) {
+    const absl::StatusOr<LayerWeights> part = weights.pieces->Get(piece);
+    if (!part.ok()) return part.status();
+    const absl::Status status = copy(part->data, part->first_elem * SizeOf(part->dtype));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
 
 class ParamSource;
 

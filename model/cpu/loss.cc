@@ -94,8 +94,8 @@ class ChunkedLoss {
     num_rows_ = 0;
   }
 
-  // Of the part alone, for the appended rows, which are forgotten. What is known of their logits so
-  // far goes on:
+  // The next two are for the part alone, and forget the appended rows. This one goes on with what
+  // is known of their logits.
   void AddToSums(LogitSums* sums) {
     for (int64_t row = 0; row < num_rows_; ++row) rows_[row].sums = sums[rows_[row].token];
     Gather();
@@ -198,7 +198,7 @@ class ChunkedLoss {
     OuterGemm(impl_, Width(first), head_.in, num_rows_, dlogits, operand_,
               gradients_.dweight + first_of_dweight * RowStride(), RowStride());
   }
-  // What parts before have added.
+  // Parts before have added to these.
   void GatherGradients() {
     if (part_.first_row == 0) return;
     impl_.ParallelBlocks(num_rows_, 16, [&](int64_t begin, int64_t end) {

@@ -204,14 +204,14 @@ void ProjectionGradient(Context& context, const ProjectionPart& part, const floa
                         std::span<const int32_t> targets, double scale, const float* log_sum_exp,
                         float* dweight);
 
-// What is known of the logits of a token: of the parts so far.
+// The logits of a token, as far as parts have shown them.
 struct LogitSums {
   float max = -std::numeric_limits<float>::infinity();
   float sum = 0;  // of exp(logit - max)
   float target_logit = 0;
 };
-// Where memory has no room for all of the weights, CrossEntropyForwardBackwardInput takes these,
-// with the same bits. Passes are over the parts in their order. First, `sums` [tokens]:
+// CrossEntropyForwardBackwardInput without memory for all of the weights, with the same bits. Each
+// pass is over the parts in their order. First, `sums` [tokens]:
 void LogitSumsOfPart(Context& context, const ProjectionPart& part, const float* x,
                      std::span<const int32_t> targets, LogitSums* sums);
 // ... then once, without weights, `log_sum_exp` (nullptr: none):

@@ -25,7 +25,7 @@ int NumPieces(int64_t num_elems, int64_t piece_elems) {
   return static_cast<int>((num_elems + piece_elems - 1) / piece_elems);
 }
 
-// What of the parts lies in [first, end) of the layer's vector, by the elements of that.
+// The parts as far as they lie in [first, end) of the layer's vector, by the elements of that.
 std::vector<CheckpointStream::Part> PartsWithin(const std::vector<CheckpointStream::Part>& parts,
                                                 int64_t first, int64_t end) {
   std::vector<CheckpointStream::Part> within;
@@ -76,7 +76,6 @@ absl::StatusOr<std::unique_ptr<CheckpointPieces>> CheckpointPieces::Create(
 
 void CheckpointPieces::Start(int layer) {
   Drop();
-  failure_ = absl::OkStatus();
   last_ = -1;
   first_in_stream_ = 0;
   for (const Layer& each : layers_) {

@@ -26,13 +26,14 @@ class CheckpointPieces final : public WeightPieces {
     int64_t piece_elems = 0;
     bool converts = true;  // as CheckpointStream::Options has it
   };
-  // `layers`: which are lent in pieces, and the parts of each in order. Charged beside the memory,
-  // of BytesOf: StagingBytes. `reader` and `budget` must outlive it. OutOfMemoryError.
+  // One that is lent in pieces.
   struct Layer {
     int layer = 0;
     int64_t num_elems = 0;
-    std::vector<CheckpointStream::Part> parts;
+    std::vector<CheckpointStream::Part> parts;  // in order
   };
+  // `memory`: of BytesOf. It charges StagingBytes. `reader` and `budget` must outlive it.
+  // OutOfMemoryError.
   static absl::StatusOr<std::unique_ptr<CheckpointPieces>> Create(const CheckpointReader& reader,
                                                                   const std::vector<Layer>& layers,
                                                                   const Options& options,
@@ -49,8 +50,9 @@ class CheckpointPieces final : public WeightPieces {
 
   int num_pieces() const override { return num_pieces_; }
   int64_t piece_elems() const override { return options_.piece_elems; }
-  // The errors of CheckpointStream::Finish; the first stays until Start. Reads the next piece ahead
-  // where it is likely to come next.
+  int64_t num_elems() const override { return num_elems_; }
+  // The errors of CheckpointStream::Finish. The first stays. Reads the next piece ahead where it is
+  // likely to come next.
   absl::StatusOr<LayerWeights> Get(int piece) override;
 
   // As they lie in the files. For whoever calls Get.
@@ -59,7 +61,7 @@ class CheckpointPieces final : public WeightPieces {
  private:
   CheckpointPieces(const Options& options, std::span<std::byte> memory)
       : options_(options), memory_(memory) {}
-  // Of the stream's layers, each of which is a piece of one of these.
+  // The stream has each piece of each layer as a layer of its own.
   int InStream(int piece) const { return first_in_stream_ + piece; }
   int64_t ElemsOf(int piece) const;
   std::span<std::byte> MemoryOf(int piece) const;

@@ -101,7 +101,9 @@ struct Residency {
                                  DType dtype, bool converts, const Elsewhere& elsewhere) {
     const Residency whole = LeastOfWhole(config, inventory, dtype, converts, elsewhere);
     if (!MayLendInPieces(config, inventory, kLayerAlignElems)) return whole;
-    if (elsewhere.front() || elsewhere.back()) return whole;
+    const bool any_is_asked_for =
+        !elsewhere.front() || !(config.tied_embeddings || elsewhere.back());
+    if (!any_is_asked_for) return whole;
     Residency least = whole;
     const CheckpointPieces::Options pieces = PiecesOf(config, dtype, converts);
     least.piece_elems = pieces.piece_elems;
@@ -115,6 +117,7 @@ struct Residency {
     return least.total_bytes < whole.total_bytes ? least : whole;
   }
 
+  // Whole layers as long as there is memory for them.
   static Residency Least(const DecoderConfig& config, const Inventory& inventory, DType dtype,
                          bool converts, int64_t max_bytes, const Elsewhere& elsewhere) {
     const Residency whole = LeastOfWhole(config, inventory, dtype, converts, elsewhere);
@@ -152,6 +155,20 @@ struct Residency {
     return plan;
   }
 };
+
+using LeastOf = Residency (*)(const DecoderConfig& config, const Inventory& inventory, DType dtype,
+                              bool converts, const Elsewhere& elsewhere);
+int64_t LeastBytesBy(LeastOf least, const DecoderConfig& config, DType dtype) {
+  const Inventory inventory = BuildInventory(config);
+  const Elsewhere none(inventory.layers().size());
+  const auto window_bytes = [&](bool converts) {
+    return least(config, inventory, dtype, converts, none).total_bytes;
+  };
+  // A model of one block is smaller than the window for larger ones. Either staging may be the
+  // larger one, as each is of whole pieces.
+  return std::min(std::max(window_bytes(/*converts=*/true), window_bytes(/*converts=*/false)),
+                  Residency::All(inventory, dtype, none).total_bytes);
+}
 
 }  // namespace
 
@@ -308,15 +325,11 @@ CheckpointSource::CheckpointSource(std::unique_ptr<Impl> impl) : impl_(std::move
 CheckpointSource::~CheckpointSource() = default;
 
 int64_t CheckpointSource::LeastBytes(const DecoderConfig& config, DType dtype) {
-  const Inventory inventory = BuildInventory(config);
-  const Elsewhere none(inventory.layers().size());
-  const auto window_bytes = [&](bool converts) {
-    return Residency::LeastInPieces(config, inventory, dtype, converts, none).total_bytes;
-  };
-  // A model of one block is smaller than the window for larger ones. Either staging may be the
-  // larger one, as each is of whole pieces.
-  return std::min(std::max(window_bytes(/*converts=*/true), window_bytes(/*converts=*/false)),
-                  Residency::All(inventory, dtype, none).total_bytes);
+  return LeastBytesBy(Residency::LeastInPieces, config, dtype);
+}
+
+int64_t CheckpointSource::LeastBytesOfWholeLayers(const DecoderConfig& config, DType dtype) {
+  return LeastBytesBy(Residency::LeastOfWhole, config, dtype);
 }
 
 absl::StatusOr<std::unique_ptr<CheckpointSource>> CheckpointSource::Create(

@@ -32,6 +32,8 @@ class CheckpointSource : public ParamSource {
   // and what is read ahead. A large vocabulary has room for two pieces of these layers instead,
   // which are lent in pieces then (WeightPieces).
   static int64_t LeastBytes(const DecoderConfig& config, DType dtype);
+  // The same where no layer is lent in pieces, which are read more often.
+  static int64_t LeastBytesOfWholeLayers(const DecoderConfig& config, DType dtype);
   ~CheckpointSource() override;
   void Expect(std::span<const int> layers) override;
   // After an error every later call returns the same one.

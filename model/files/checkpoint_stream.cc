@@ -69,7 +69,7 @@ struct CheckpointStream::Impl {
 
   void OpenFiles();
   absl::Status MakeSlots(MemoryBudget* budget);
-  // Of its elements.
+  // The bytes of its elements alone.
   CheckpointReader::Place PlaceOf(const Part& part) const;
   void CutLayers(const std::vector<std::vector<Part>>& parts);
   void Submit(IoOp& op, IoClass io_class, const TensorPiece& piece, std::byte* memory);

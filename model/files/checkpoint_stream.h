@@ -22,7 +22,7 @@ namespace forebay {
 // Used by one thread, beside the engine's own.
 class CheckpointStream {
  public:
-  // Where elements of a tensor of the checkpoint lie in the flat vector of its layer.
+  // Elements of a tensor of the checkpoint, and where they lie in the flat vector of their layer.
   struct Part {
     const CheckpointReader::Tensor* source = nullptr;
     int64_t offset_elems = 0;

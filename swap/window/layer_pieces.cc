@@ -33,7 +33,6 @@ void LayerPieces::Start(int layer, Generation generation, IoClass io_class) {
   layer_ = layer;
   generation_ = generation;
   cut_ = PieceCut::Of(store_->tiles(), layer, piece_elems_);
-  failure_ = absl::OkStatus();
   for (int piece = 0; piece < std::min(kPiecesOfBuffer, cut_.num_pieces); ++piece) {
     StartRead(piece, io_class);
   }
@@ -42,6 +41,7 @@ void LayerPieces::Start(int layer, Generation generation, IoClass io_class) {
 void LayerPieces::DropSlot(int slot) {
   Slot& dropped = slots_[static_cast<size_t>(slot)];
   const int num_reads = std::exchange(dropped.num_reads, 0);
+  for (int i = 0; i < num_reads; ++i) store_->engine().Cancel(dropped.ops[i]);
   for (int i = 0; i < num_reads; ++i) store_->engine().Wait(dropped.ops[i]).IgnoreError();
   held_.Drop(slot);
 }
@@ -98,6 +98,7 @@ absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
 }
 
 absl::Status LayerPieces::UpdatePiece(int piece, TileUpdater* updater) {
+  FOREBAY_RETURN_IF_ERROR(failure_);  // the slots may have what was not verified
   StartRead(piece, IoClass::kDemandRead);
   FOREBAY_RETURN_IF_ERROR(FinishRead(piece));
   if (piece + 1 < num_pieces()) {

@@ -39,8 +39,10 @@ class LayerPieces final : public WeightPieces {
 
   int num_pieces() const override { return cut_.num_pieces; }
   int64_t piece_elems() const override { return cut_.piece_elems; }
-  // StorageError, CorruptError; the first stays until Start.
+  int64_t num_elems() const override { return store_->tiles().layer_elems(layer_); }
+  // StorageError, CorruptError. The first stays.
   absl::StatusOr<LayerWeights> Get(int piece) override;
+  const absl::Status& failure() const { return failure_; }
 
   // Seconds that Get has waited.
   double waited_s() const { return waited_s_; }

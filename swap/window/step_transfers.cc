@@ -111,7 +111,7 @@ std::vector<int> CountWeightReads(const StepSchedule& schedule, const WindowOpti
 
 namespace {
 
-// What is read of a layer that is lent in pieces (layer_pieces.h): by its accesses, by updates on
+// The bytes read of a layer that is lent in pieces (layer_pieces.h): by its accesses, by updates on
 // the way in, and by passes of whoever computes over all its pieces.
 class PieceReads {
  public:
@@ -186,16 +186,24 @@ class TransferCount {
     loss_is_there_ = false;
     for (size_t i = 0; i < schedule.operations.size(); ++i) {
       const Operation& operation = schedule.operations[i];
-      const TransferBytes before = {transfers_.read_bytes, transfers_.write_bytes};
       is_updated_on_read_ =
           i + 1 < schedule.operations.size() &&
           schedule.operations[i + 1] == Operation{OperationKind::kUpdate, operation.layer};
-      Add(operation);
-      TransferBytes& part = PartOf(operation);
-      part.read += transfers_.read_bytes - before.read;
-      part.write += transfers_.write_bytes - before.write;
-      loss_is_there_ |= operation.kind == OperationKind::kLossAndGradient;
+      Book(operation, [&] { Add(operation); });
+      if (operation.kind != OperationKind::kLossAndGradient) continue;
+      loss_is_there_ = true;
+      Book(operation, [&] { AddPassOverLent(); });  // for the gradient of the input
     }
+  }
+
+  // Whatever `add` adds is of the operation's part of the step.
+  template <typename Add>
+  void Book(const Operation& operation, const Add& add) {
+    const TransferBytes before = {transfers_.read_bytes, transfers_.write_bytes};
+    add();
+    TransferBytes& part = PartOf(operation);
+    part.read += transfers_.read_bytes - before.read;
+    part.write += transfers_.write_bytes - before.write;
   }
 
   void Add(const Operation& operation) {
@@ -256,7 +264,14 @@ class TransferCount {
     if (window_.copies_pieces) transfers_.read_bytes += pieces->second.TakeAll();
   }
 
-  // What computes with layers that are lent in pieces, as model/decoder_compute.h does.
+  void AddPassOverLent() {
+    if (window_.copies_pieces) return;
+    for (const int layer : lent_in_pieces_) {
+      transfers_.read_bytes += in_pieces_.at(layer).TakeAll();
+    }
+  }
+
+  // The passes of model/decoder_compute_pieces.cc over layers that are lent in pieces.
   void AddPieces(const Operation& operation) {
     if (window_.copies_pieces) return;
     const auto own = in_pieces_.find(operation.layer);
@@ -268,13 +283,8 @@ class TransferCount {
         }
         break;
       case OperationKind::kLossAndGradient:
-        // The final norm, the loss, the gradient of the input.
-        if (own != in_pieces_.end()) transfers_.read_bytes += own->second.GetLast();
-        for (const int layer : lent_in_pieces_) {
-          PieceReads& pieces = in_pieces_.at(layer);
-          transfers_.read_bytes += pieces.TakeAll();
-          transfers_.read_bytes += pieces.TakeAll();
-        }
+        if (own != in_pieces_.end()) transfers_.read_bytes += own->second.GetLast();  // the norm
+        AddPassOverLent();  // for the loss
         break;
       default:
         break;

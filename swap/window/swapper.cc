@@ -6,6 +6,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/swap/window/layer_pieces.h"
 
 namespace forebay {
 
@@ -13,6 +14,8 @@ Swapper::Swapper(const Placement& placement, TensorStore* store, TileUpdater* up
     : store_(store), updater_(updater), update_times_(placement.update_times) {
   due_.reserve(static_cast<size_t>(store->tiles().num_streamed_layers()));
 }
+
+Swapper::~Swapper() = default;
 
 int64_t Swapper::WindowBytes(const WindowOptions& options, const TileMap& tiles) {
   const WindowShape shape = WindowShapeOf(options, tiles);
@@ -42,6 +45,7 @@ absl::Status Swapper::MakeBuffers(const WindowOptions& options, const WindowBuff
                                   MemoryBudget* budget, Device* device) {
   const TileMap& tiles = store_->tiles();
   const WindowShape shape = WindowShapeOf(options, tiles);
+  lent_pieces_.resize(static_cast<size_t>(buffers.num_layers()));
   int max_tiles = 0;
   for (int layer = 0; layer < buffers.num_layers(); ++layer) {
     max_tiles = std::max(max_tiles, tiles.first_tile(layer + 1) - tiles.first_tile(layer));
@@ -180,14 +184,18 @@ absl::Status Swapper::WriteResidentLayers() {
 // ---- The caller
 
 absl::StatusOr<std::span<const std::byte>> Swapper::Acquire(int layer) {
+  FOREBAY_RETURN_IF_ERROR(FailureOfPieces());
   FOREBAY_ASSIGN_OR_RETURN(const int buffer, window_->Acquire(layer));
-  if (in_pieces_[static_cast<size_t>(layer)]) return std::span<const std::byte>();
-  return WeightsIn(buffer, layer);
+  LayerPieces* const pieces = PiecesIn(buffer, layer);
+  lent_pieces_[static_cast<size_t>(layer)] = pieces;
+  return pieces == nullptr ? WeightsIn(buffer, layer) : std::span<const std::byte>();
 }
 
-WeightPieces* Swapper::PiecesOf(int layer) const {
-  // Which layer is in which buffer does not change while it is lent.
-  return PiecesIn(window_->buffers().Find(layer), layer);
+absl::Status Swapper::FailureOfPieces() const {
+  for (const Backing& backing : backing_) {
+    if (backing.pieces != nullptr) FOREBAY_RETURN_IF_ERROR(backing.pieces->failure());
+  }
+  return absl::OkStatus();
 }
 
 WindowStats Swapper::stats() const {
@@ -201,6 +209,8 @@ WindowStats Swapper::stats() const {
 }
 
 absl::Status Swapper::ApplyAllUpdates(absl::FunctionRef<void()> meanwhile) {
+  // Whoever asks for it is about to commit, perhaps what cannot be read.
+  FOREBAY_RETURN_IF_ERROR(FailureOfPieces());
   const auto apply = [this] {
     absl::Status status = StageDueLayers();
     if (status.ok()) status = WriteResidentLayers();

@@ -25,10 +25,11 @@
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/store/transfer_buffer.h"
 #include "forebay/swap/tiles/placement.h"
-#include "forebay/swap/window/layer_pieces.h"
 #include "forebay/swap/window/window.h"
 
 namespace forebay {
+
+class LayerPieces;
 
 // The optimizer updates a layer on its way in. Called on the window's thread only.
 class TileUpdater {
@@ -54,6 +55,7 @@ class TileUpdater {
 
 class Swapper final : private LayerFiller {
  public:
+  ~Swapper() override;
   // `updater` may be nullptr (evaluation). `device`: layers will be copied to it. Host-resident
   // weights are read from the store here. Everything pointed to must outlive the swapper. The
   // errors of those reads, OutOfMemoryError, EnvironmentError where no thread can be had;
@@ -75,9 +77,9 @@ class Swapper final : private LayerFiller {
   // changed, for another layer than the next that was announced, and where the caller holds every
   // buffer that the layer could take.
   absl::StatusOr<std::span<const std::byte>> Acquire(int layer);
-  // Of a layer that is lent, and is not in memory as a whole: Acquire gave nothing then. nullptr:
-  // it is.
-  WeightPieces* PiecesOf(int layer) const;
+  // Acquire gave nothing of a layer that is not in memory as a whole: these have it, while it is
+  // lent. nullptr: it is whole.
+  WeightPieces* PiecesOf(int layer) const { return lent_pieces_[static_cast<size_t>(layer)]; }
   // Whether Acquire of the next that was announced would return at once, with an error too.
   bool NextIsReady() const { return window_->NextIsReady(); }
   // `done`: as WeightsLease::Release has it.
@@ -137,12 +139,15 @@ class Swapper final : private LayerFiller {
   std::span<std::byte> WeightsIn(int buffer, int layer) const;
   // nullptr: it is whole there.
   LayerPieces* PiecesIn(int buffer, int layer) const;
+  // The first that a caller met in a piece.
+  absl::Status FailureOfPieces() const;
   absl::Status AtLayer(const absl::Status& status, std::string_view doing, int layer) const;
 
   TensorStore* const store_;
   TileUpdater* const updater_;
   const std::vector<UpdateTime> update_times_;  // as Placement has them
   std::vector<bool> in_pieces_;                 // by layer
+  std::vector<WeightPieces*> lent_pieces_;      // by layer; the caller's
   std::vector<Backing> backing_;                // by buffer
   std::vector<int> due_;                        // of ApplyAllUpdates
   Generation generation_ = Generation::kNewest;

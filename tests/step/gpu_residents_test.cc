@@ -7,6 +7,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/step/spread_layers.h"
 #include "forebay/tests/device/device_fixture.h"
+#include "forebay/tests/step/piecewise_source.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -82,6 +83,20 @@ TEST_P(GpuResidentsTest, AreCopiedOnceAndLentAgainAndAgain) {
   }
   EXPECT_THAT(others.expected, ElementsAre(1, 1, 1));
   EXPECT_THAT(others.acquired, ElementsAre(1, 1, 1));
+}
+
+TEST_P(GpuResidentsTest, ComeWholeFromALoaderThatLendsPieces) {
+  OneBuffer loader;
+  PiecewiseSource in_pieces(&loader, /*piece_elems=*/24);  // of 80
+  auto residents = GpuResidents::Create({{1, 5}}, &in_pieces, device_.get());
+  ASSERT_TRUE(residents.ok()) << residents.status();
+  EXPECT_THAT(in_pieces.pieces_read(), ElementsAre(0, 1, 2, 3, 0, 1, 2, 3));
+  (*residents)->Expect({{1, 5}});
+  for (const int layer : {1, 5}) {
+    const auto lease = (*residents)->Acquire(layer);
+    ASSERT_TRUE(lease.ok()) << lease.status();
+    EXPECT_EQ(Read(*lease), std::vector(kLayerBytes, static_cast<std::byte>(layer)));
+  }
 }
 
 TEST_P(GpuResidentsTest, KeepTheOrderThatWasAnnounced) {

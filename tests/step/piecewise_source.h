@@ -34,7 +34,7 @@ class PiecewiseSource final : public ParamSource {
     return WeightsLease(this, layer, {.dtype = whole.dtype, .pieces = &lent.pieces.back()});
   }
 
-  // Of all layers, in the order of Get.
+  // The arguments of Get, whatever the layer.
   const std::vector<int>& pieces_read() const { return pieces_read_; }
 
  protected:
@@ -53,6 +53,7 @@ class PiecewiseSource final : public ParamSource {
       return static_cast<int>((std::ssize(whole_.data) + piece_bytes - 1) / piece_bytes);
     }
     int64_t piece_elems() const override { return piece_elems_; }
+    int64_t num_elems() const override { return std::ssize(whole_.data) / SizeOf(whole_.dtype); }
     absl::StatusOr<LayerWeights> Get(int piece) override {
       FOREBAY_CHECK(piece >= 0 && piece < num_pieces());
       pieces_read_.push_back(piece);

@@ -57,7 +57,7 @@ absl::StatusOr<EvaluationResult> EvaluateOnCpu(const InferOptions& infer,
   session_options.infer = infer;
   session_options.max_tokens = options.rows_per_micro_batch * data.info().seq;
   const int64_t bytes_of_one = ForwardBytes(config, session_options.max_tokens);
-  // Of any number of them, so that what is left is for activations.
+  // For any number of them, so that what is left is for activations.
   const int64_t most_batches = MostMicroBatches(data, options);
   const int64_t sums_bytes =
       HostBuffer::ChargedBytes(LogitSumsBytes(config, most_batches * session_options.max_tokens));

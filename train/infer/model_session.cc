@@ -31,7 +31,10 @@ absl::StatusOr<Shares> ShareOut(const ModelSessionOptions& options, const Decode
   Shares shares{options.other_bytes, budget_bytes - fixed};
   const int64_t all_weights = BuildInventory(config).num_padded_elems() * SizeOf(dtype);
   if (shares.source_bytes < all_weights) {
-    const int64_t spare = (budget_bytes - least) / 4 / kBasePageBytes * kBasePageBytes;
+    // The caller gets nothing that would have the vocabulary read in pieces.
+    const int64_t whole = fixed + CheckpointSource::LeastBytesOfWholeLayers(config, dtype);
+    const int64_t needed = budget_bytes >= whole ? whole : least;
+    const int64_t spare = (budget_bytes - needed) / 4 / kBasePageBytes * kBasePageBytes;
     const int64_t extra =
         std::clamp<int64_t>(options.other_bytes_at_most - options.other_bytes, 0, spare);
     shares.other_bytes += extra;

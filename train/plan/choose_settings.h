@@ -34,11 +34,12 @@ Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,
 // and read as often as they are. `make`: with the choice above. Its errors.
 absl::StatusOr<Plan> WithActivationsThatFit(const TrainOptions& options, const PlanMaker& make);
 
-// What of a large vocabulary goes in parts (BlockRecompute).
+// A large vocabulary may go in parts (BlockRecompute).
 enum class VocabularyParts : uint8_t { kNone, kGradients, kWeightsToo };
 // The plan whose gradients of the vocabulary are made in parts, up to `most`, where memory has no
 // room for them whole or has better use for it, by the forecast; and whose weights come in pieces,
-// where memory has no room for these. `make`: with the choice above. Its errors.
+// where memory has no room for these, as that costs reads. `make`: with the choice above. Its
+// errors.
 absl::StatusOr<Plan> WithVocabularyThatFits(
     VocabularyParts most, const std::function<absl::StatusOr<Plan>(VocabularyParts parts)>& make);
 

@@ -54,10 +54,10 @@ def least_ram(forebay, task, **options):
     return least
 
 
-def ram_for_gradients_in_parts(forebay, task):
+def ram_for_gradients_in_parts(forebay, task, **options):
     """The least with which weights are whole, and gradients are not."""
-    for mebibytes in range(int(least_ram(forebay, task)[:-3]), 1024):
-        recompute = json.loads(plan(forebay, task, ram=f"{mebibytes}MiB").stdout)["recompute"]
+    for mebibytes in range(int(least_ram(forebay, task, **options)[:-3]), 1024):
+        recompute = json.loads(plan(forebay, task, ram=f"{mebibytes}MiB", **options).stdout)["recompute"]
         if not recompute["vocabulary_in_pieces"]:
             assert recompute["vocabulary_in_parts"]
             return f"{mebibytes}MiB"
@@ -68,6 +68,9 @@ def ram_for_gradients_in_parts(forebay, task):
 def tight(forebay, task):
     assert not in_parts(forebay, task, ram=AMPLE)
     return least_ram(forebay, task)
+
+
+HOW = pytest.mark.parametrize("ram_of", [least_ram, ram_for_gradients_in_parts], ids=["pieces", "parts"])
 
 
 def train(forebay, task, out, *extra, check=True, **changes):
@@ -91,16 +94,12 @@ def expected(forebay, task, tmp_path_factory):
     dict(gradients="speculate", weights_tier="host"),
     dict(number_checkpoints=1),
 ], ids=lambda changes: "-".join(map(str, changes.values())) or "usual")
-def test_the_least_memory_gives_the_bits_of_ample_memory(forebay, task, expected, tmp_path, changes):
+@HOW
+def test_little_memory_gives_the_bits_of_ample_memory(forebay, task, expected, tmp_path, changes, ram_of):
     out = tmp_path / "run"
-    text = train(forebay, task, out, ram=least_ram(forebay, task, **changes), **changes)
+    text = train(forebay, task, out, ram=ram_of(forebay, task, **changes), **changes)
     assert "vocabulary its gradients are made in parts" in text.stdout + text.stderr
     assert forebay.digest(out) == expected
-
-
-def test_so_does_memory_for_whole_weights(forebay, task, expected, tmp_path):
-    train(forebay, task, tmp_path / "run", ram=ram_for_gradients_in_parts(forebay, task))
-    assert forebay.digest(tmp_path / "run") == expected
 
 
 def test_evaluations_between_steps_have_the_same_losses(forebay, task, tight, tmp_path):
@@ -129,10 +128,10 @@ def test_an_evaluation_in_the_least_memory_has_the_same_loss(forebay, task):
 
 @pytest.mark.parametrize("changes", [dict(precision="fp16", initial_scale_power=20), dict(precision="fp32"),
                                      dict(delay_update_from=2, durability="replay")], ids=["fp16", "fp32", "delayed"])
-def test_so_it_does_where_that_changes_the_result(forebay, task, tmp_path, changes):
+@HOW
+def test_so_it_does_where_that_changes_the_result(forebay, task, tmp_path, changes, ram_of):
     """In fp16 the first steps overflow, in a part of a gradient."""
-    least = least_ram(forebay, task, **changes)
-    for name, ram in (("ample", AMPLE), ("tight", least)):
+    for name, ram in (("ample", AMPLE), ("tight", ram_of(forebay, task, **changes))):
         train(forebay, task, tmp_path / name, ram=ram, **changes)
     assert forebay.digest(tmp_path / "tight") == forebay.digest(tmp_path / "ample")
 
@@ -142,6 +141,13 @@ def test_a_run_goes_on_with_more_or_less_memory(forebay, task, expected, tight, 
     for ram, resume in [(tight, []), (AMPLE, ["--resume"]), (tight, ["--resume"])]:
         stopped = train(forebay, task, out, *resume, check=False, ram=ram, stop_after=1)
         assert stopped.returncode in (0, 75), stopped.stderr
+    assert forebay.digest(out) == expected
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(forebay, task, expected, tight, tmp_path):
+    out = tmp_path / "run"
+    forebay.train_until_killed(out=out, ram=tight, **task, **SETTINGS)
+    train(forebay, task, out, "--resume", ram=tight)
     assert forebay.digest(out) == expected
 
 

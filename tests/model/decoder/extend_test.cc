@@ -40,7 +40,7 @@ void ExpectLogits(const TinyModel& model, const std::vector<int32_t>& tokens,
   }
 }
 
-// Of two sequences at once, in chunks; the second has no new tokens in the last call.
+// Two sequences at once, in chunks; the second has no new tokens in the last call.
 TEST(Extend, HasTheSameLogitsWithALargeVocabularyInPieces) {
   for (const bool tied : {true, false}) {
     for (const cpu::Precision precision : {cpu::Precision::kFp32, cpu::Precision::kBf16}) {

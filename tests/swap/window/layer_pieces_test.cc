@@ -131,7 +131,8 @@ TEST_F(LayerPiecesTest, EveryCallOfTheDiskMayFail) {
   const int64_t num_calls = disk_->num_calls();
   swapper_.reset();
   int64_t committed = 2;
-  for (int64_t call = 0; call < num_calls; call += 3) {
+  int num_unused = 0;
+  for (int64_t call = 0; call < num_calls; ++call) {
     SCOPED_TRACE(testing::Message() << "call " << call);
     FaultPlan plan;
     plan.fail_call = call;
@@ -139,12 +140,15 @@ TEST_F(LayerPiecesTest, EveryCallOfTheDiskMayFail) {
     absl::Status status = Reopen(plan);
     if (status.ok()) status = MakeSwapper(2);
     if (status.ok()) status = Train(committed, committed + 2, true);
-    const bool does_without = call < 4 && !plan.fail_all_after;
-    EXPECT_EQ(ExitCodeOf(status), does_without ? ExitCode::kOk : ExitCode::kStorage) << status;
+    // Opening reads records and checksums that there are two of. Else a piece was read ahead that
+    // nobody came to use.
+    if (status.ok() && call >= 4) ++num_unused;
+    EXPECT_TRUE(status.ok() || ExitCodeOf(status) == ExitCode::kStorage) << status;
     ASSERT_TRUE(Reopen({}).ok());
     committed = store_->committed().step;
     ASSERT_TRUE(StoreHolds(committed));
   }
+  EXPECT_LE(num_unused, num_calls / 10);
 }
 
 TEST_F(LayerPiecesTest, APieceThatCannotBeReadIsTheErrorOfItsGetAndStays) {
@@ -171,10 +175,48 @@ TEST_F(LayerPiecesTest, APieceThatCannotBeReadIsTheErrorOfItsGetAndStays) {
   EXPECT_THAT(MessageOf(status), HasSubstr("reading the weights of 'embed'"));
   EXPECT_EQ(pieces->Get(0).status(), status);
   swapper_->Release(0);
+  // Nothing is made of what cannot be read, and nothing is committed.
+  updater_->MakeAllDue();
+  EXPECT_EQ(swapper_->ApplyAllUpdates(), status);
+  EXPECT_EQ(updater_->num_updates(0), 0);
+  swapper_->Expect(std::vector<int>{1});
+  EXPECT_EQ(swapper_->Acquire(1).status(), status);
 }
 
-// Steps of models that are tied or not, updated at all times, with pieces of all sizes: what
-// CountTransfers says is what the disk reads.
+// The embedding is written outside of the window: held pieces are old then.
+TEST_F(LayerPiecesTest, AreReadAgainWhereTheyWereUpdatedOutside) {
+  MakeStore();
+  placement_.update_times.assign(kNumLayers, UpdateTime::kAfterHand);
+  ASSERT_TRUE(MakeSwapper(2).ok());
+  ASSERT_TRUE(ExpectAndUse({0, 0}, 0).ok());
+  LayerWriter writer(store_.get());
+  for (int layer = 0; layer < kNumLayers; ++layer) {
+    const auto num_bytes = static_cast<size_t>(store_->tiles().layer_elems(layer) * 4);
+    Scratch weights(static_cast<int64_t>(num_bytes));
+    const std::span<std::byte> bytes = weights.first(static_cast<int64_t>(num_bytes));
+    std::ranges::fill(std::span(reinterpret_cast<float*>(bytes.data()), num_bytes / 4),
+                      Expected(layer, 1));
+    writer.Start(layer, bytes);
+    ASSERT_TRUE(writer.Await(layer).ok());
+  }
+  swapper_->ForgetUpdatedOutside();
+  ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 1).ok());
+  // The committed ones are still those of before.
+  swapper_->SwitchTo(Generation::kCommitted);
+  ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 0).ok());
+  swapper_->SwitchTo(Generation::kNewest);
+  ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 1).ok());
+}
+
+TEST_F(LayerPiecesTest, SeveralPassesMayBeAnnouncedAhead) {
+  MakeStore();
+  ASSERT_TRUE(MakeSwapper(2).ok());
+  for (int pass = 0; pass < 3; ++pass) swapper_->Expect(std::vector<int>{0, 1, 2, 0});
+  for (int pass = 0; pass < 3; ++pass) ASSERT_TRUE(UseAll({0, 1, 2, 0}, 0).ok());
+}
+
+// Steps of models that are tied or not, whose pieces are asked for by pass or copied: the disk
+// reads as much as CountTransfers says.
 TEST_F(LayerPiecesTest, ReadWhatTheStepIsCountedToRead) {
   for (const bool tied : {true, false}) {
     for (const bool copies : {true, false}) {
@@ -204,7 +246,7 @@ TEST_F(LayerPiecesTest, ReadWhatTheStepIsCountedToRead) {
         };
         for (int step = 0; step < 3; ++step) {
           if (step > 0) updater_->MakeAllDue();
-          before = engine_->stats().read_bytes;
+          before = engine_->stats().submitted_read_bytes;
           (*swapper)->Expect(schedule.Reads());
           for (const auto& [kind, layer] : schedule.operations) {
             switch (kind) {
@@ -241,7 +283,7 @@ TEST_F(LayerPiecesTest, ReadWhatTheStepIsCountedToRead) {
         }
         const StepTransfers counted =
             CountTransfers(schedule, options, placement_, store_->tiles(), 4);
-        EXPECT_EQ(engine_->stats().read_bytes - before, counted.read_bytes);
+        EXPECT_EQ(engine_->stats().submitted_read_bytes - before, counted.read_bytes);
       }
     }
   }

@@ -268,7 +268,7 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
   EXPECT_EQ(plan.recompute, (BlockRecompute{Recompute::kAttention, 30}));
   EXPECT_EQ(ToJson(plan)["recompute"],
             Json::parse(R"({"what": "attention", "layers": 30, "segment_layers": 1,
-                              "vocabulary_in_parts": false})"));
+                              "vocabulary_in_parts": false, "vocabulary_in_pieces": false})"));
   EXPECT_THAT(FormatPlan(plan, Llama13B(), options_),
               HasSubstr("--recompute=attention --recompute_layers=30"));
   options_ = LargeSteps();
@@ -356,6 +356,29 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   const int64_t more = MustPlan(options_).read_bytes_per_step;
   options_.number_checkpoints = 40;
   EXPECT_GT(more, MustPlan(options_).read_bytes_per_step);
+}
+
+// Whole weights are kept as long as they fit, and nothing goes in pieces that a forecast would gain
+// by.
+TEST_F(ChooseRecomputeTest, WeightsOfAVocabularyComeInPiecesWhereTheyDoNotFitWhole) {
+  DecoderConfig model = Llama13B();
+  model.num_layers = 4;
+  model.vocab_size = 256000;
+  options_.weights_tier = TierChoice::kNvme;
+  int64_t least_bytes[] = {0, 0, 0};  // by VocabularyParts
+  for (int64_t ram = kGibibyte; ram <= 24 * kGibibyte; ram += kGibibyte / 4) {
+    options_.ram_bytes = ram;
+    const auto plan = MakePlan(model, options_, limits_);
+    if (!plan.ok()) continue;
+    const int parts = plan->recompute.vocabulary_in_pieces  ? 2
+                      : plan->recompute.vocabulary_in_parts ? 1
+                                                            : 0;
+    if (least_bytes[parts] == 0) least_bytes[parts] = ram;
+    EXPECT_EQ(plan->recompute.vocabulary_in_pieces, least_bytes[1] == 0 && least_bytes[0] == 0);
+  }
+  EXPECT_GT(least_bytes[2], 0);
+  // A table of 256,000 x 5,120 is 2.6 GB, of which two pieces are a third of a GB.
+  EXPECT_GE(least_bytes[1], least_bytes[2] + 2 * kGibibyte);
 }
 
 TEST_F(ChooseRecomputeTest, ActivationsWaitOnDiskWhereRamHasNoRoomForThem) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 from conftest import make_model, random_rows, read_safetensors, write_rows, write_tokenizer
@@ -202,3 +203,31 @@ def test_gradients_of_a_larger_one_are_made_in_parts_with_the_same_bits(forebay,
         assert json.loads(plan.stdout)["recompute"]["vocabulary_in_parts"] == in_parts
         forebay.run("train", **task, **settings, out=tmp_path / name, gpu_mem=memory)
     assert forebay.digest(tmp_path / "least") == forebay.digest(tmp_path / "roomy")
+
+
+def least_ram(forebay, command, **settings):
+    refused = forebay.run(command, check=False, ram="1MiB", **settings)
+    assert refused.returncode == 4
+    return re.findall(r"--ram=(\d+MiB)", refused.stdout + refused.stderr)[-1]
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_weights_of_a_larger_one_pass_through_ram_in_pieces_with_the_same_bits(forebay, tmp_path, tied):
+    model = make_model(forebay, tmp_path / "model", vocab_size=65_541, tie_word_embeddings=tied, hidden_size=32,
+                       intermediate_size=48, num_hidden_layers=2)
+    tokens, flags = random_rows(4, 16, 65_541, seed=5)
+    data = write_rows(tmp_path / "data.fbd", tokens * 257, flags, 65_541)
+    settings = dict(batch=2, seq=16, gpu_mem="1GiB", weights_tier="nvme")
+    least = least_ram(forebay, "plan", model=model, **settings)
+    planned = json.loads(forebay.run("plan", "--format=json", model=model, ram=least, **settings).stdout)
+    assert planned["recompute"]["vocabulary_in_pieces"]
+    for name, ram in (("ample", "512MiB"), ("least", least)):
+        forebay.run("train", model=model, data=data, out=tmp_path / name, steps=2, ram=ram, **settings)
+    assert forebay.digest(tmp_path / "least") == forebay.digest(tmp_path / "ample")
+
+    # What fits stays on the GPU, and comes there through the same memory.
+    settings = dict(model=model, data=data, batch=2, seq=16)
+    least = least_ram(forebay, "eval", **settings)
+    losses = {json.loads(forebay.run("eval", "--format=json", **settings, ram=ram, gpu_mem=gpu_mem).stdout)["loss"]
+              for ram in (least, "512MiB") for gpu_mem in ("1GiB", f"{least_mebibytes(forebay, 'eval', **settings)}MiB")}
+    assert len(losses) == 1
