@@ -107,7 +107,7 @@ TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
   for (const Tile& tile : tiles.tiles()) {
     to_read_bytes += tiles.StateBytes(tile) + (tile.layer % 2 == 0 ? tiles.WeightBytes(tile) : 0);
   }
-  const auto read_bytes = [&] { return run_->store().engine().stats().read_bytes; };
+  const auto read_bytes = [&] { return run_->store().engine().stats().submitted_read_bytes; };
   const int64_t before = read_bytes();
   ASSERT_TRUE(run_->store().BeginWriting().ok());
   const double norm = expected_.Step(1);
@@ -137,7 +137,7 @@ TEST_F(SpeculationTest, WhatIsSpeculativeIsReadOnceTheUpdatesBeforeAreApplied) {
     state_bytes += tile.layer % 2 == 0 ? tiles.StateBytes(tile) : 0;
   }
   const int64_t to_read_bytes = weight_bytes + state_bytes;
-  const auto read_bytes = [&] { return run_->store().engine().stats().read_bytes; };
+  const auto read_bytes = [&] { return run_->store().engine().stats().submitted_read_bytes; };
   const int64_t before = read_bytes();
   run_->optimizer().modes().ExpectSpeculation();
   ASSERT_TRUE(run_->ApplyAndCommit(1).ok());

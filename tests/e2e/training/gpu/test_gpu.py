@@ -217,7 +217,7 @@ def test_weights_of_a_larger_one_pass_through_ram_in_pieces_with_the_same_bits(f
                        intermediate_size=48, num_hidden_layers=2)
     tokens, flags = random_rows(4, 16, 65_541, seed=5)
     data = write_rows(tmp_path / "data.fbd", tokens * 257, flags, 65_541)
-    settings = dict(batch=2, seq=16, gpu_mem="1GiB", weights_tier="nvme")
+    settings = dict(batch=2, seq=16, gpu_mem="1GiB", weights_tier="nvme", tile_elems=65_536)
     least = least_ram(forebay, "plan", model=model, **settings)
     planned = json.loads(forebay.run("plan", "--format=json", model=model, ram=least, **settings).stdout)
     assert planned["recompute"]["vocabulary_in_pieces"]
