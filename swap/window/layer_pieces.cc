@@ -79,9 +79,9 @@ absl::Status LayerPieces::FinishRead(int piece) {
     status = store_->VerifyWeights(FirstTile(piece) + i, slot.ops[i].buffer, generation_);
   }
   if (status.ok()) return status;
-  failure_ = Annotate(status, fmt::format("reading the weights of '{}'",
-                                          store_->inventory().layers()[layer_].name));
-  return failure_;
+  held_.Drop(HeldPieces::SlotOf(piece));
+  return Annotate(status, fmt::format("reading the weights of '{}'",
+                                      store_->inventory().layers()[layer_].name));
 }
 
 absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
@@ -89,7 +89,8 @@ absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
   FOREBAY_RETURN_IF_ERROR(failure_);
   const Stopwatch watch;
   StartRead(piece, IoClass::kDemandRead);
-  FOREBAY_RETURN_IF_ERROR(FinishRead(piece));
+  failure_ = FinishRead(piece);
+  FOREBAY_RETURN_IF_ERROR(failure_);
   waited_s_ += watch.Seconds();
   if (piece + 1 < num_pieces()) StartRead(piece + 1, IoClass::kPrefetch);
   return LayerWeights{.dtype = WeightDType(store_->tiles().layout()),
@@ -98,7 +99,7 @@ absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
 }
 
 absl::Status LayerPieces::UpdatePiece(int piece, TileUpdater* updater) {
-  FOREBAY_RETURN_IF_ERROR(failure_);  // the slots may have what was not verified
+  FOREBAY_RETURN_IF_ERROR(failure_);
   StartRead(piece, IoClass::kDemandRead);
   FOREBAY_RETURN_IF_ERROR(FinishRead(piece));
   if (piece + 1 < num_pieces()) {

@@ -42,6 +42,7 @@ class LayerPieces final : public WeightPieces {
   int64_t num_elems() const override { return store_->tiles().layer_elems(layer_); }
   // StorageError, CorruptError. The first stays.
   absl::StatusOr<LayerWeights> Get(int piece) override;
+  // That error. Used by the caller's thread.
   const absl::Status& failure() const { return failure_; }
 
   // Seconds that Get has waited.
@@ -68,7 +69,7 @@ class LayerPieces final : public WeightPieces {
   PieceCut cut_;
   HeldPieces held_;
   std::array<Slot, kPiecesOfBuffer> slots_;
-  absl::Status failure_;
+  absl::Status failure_;  // of Get
   double waited_s_ = 0;
 };
 
