@@ -1,4 +1,4 @@
-// Which pieces of a layer that is lent in pieces (param_source.h) its buffer holds. Pure: whoever
+// The pieces that a buffer holds of a layer which is lent in pieces (param_source.h). Pure: whoever
 // reads them asks it, and who counts beforehand what will be read.
 #pragma once
 
