@@ -55,6 +55,8 @@ class CheckpointPieces final : public WeightPieces {
   // likely to come next.
   absl::StatusOr<LayerWeights> Get(int piece) override;
 
+  // The first error of Get. For whoever calls it.
+  const absl::Status& failure() const { return failure_; }
   // As they lie in the files. For whoever calls Get.
   int64_t read_bytes() const { return read_bytes_; }
 

@@ -360,6 +360,9 @@ void CheckpointSource::Expect(std::span<const int> layers) {
 }
 
 absl::StatusOr<WeightsLease> CheckpointSource::Acquire(int layer) {
+  for (const Impl::Backing& backing : impl_->backing) {
+    if (backing.pieces != nullptr) FOREBAY_RETURN_IF_ERROR(backing.pieces->failure());
+  }
   FOREBAY_ASSIGN_OR_RETURN(const int buffer, impl_->window->Acquire(layer));
   LayerWeights weights = {.dtype = impl_->dtype};
   weights.pieces = impl_->backing[static_cast<size_t>(buffer)].pieces.get();

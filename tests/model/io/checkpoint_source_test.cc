@@ -153,6 +153,8 @@ TEST_F(CheckpointSourceTest, APieceOfAFileThatWasCutOffIsAnError) {
   }
   EXPECT_FALSE(status.ok());
   EXPECT_EQ(pieces.Get(0).status(), status);
+  source->Expect(std::vector<int>{1});
+  EXPECT_EQ(source->Acquire(1).status(), status);
 }
 
 TEST_F(CheckpointSourceTest, KeepsEverythingWithoutALimit) {
