@@ -28,9 +28,10 @@ set(FOREBAY_CORE_MODULES base device memory collective aio measure step swap opt
 # filter. A second entry for the same program (its slow cases, say) names it instead of sources:
 # forebay_test(<name> PROGRAM <program> FILTER *Slow* LABELS slow).
 # Tests of a core module, and those with SANITIZED, also get the label "core" and are built by the target
-# core_tests.
+# core_tests. FULL_UNDER address thread: what takes long under these sanitizers for the little that they could find
+# there. It gets the label "slow" too, and is built by full_core_tests alone, for scripts/test --full.
 function(forebay_test name)
-  cmake_parse_arguments(ARG "SANITIZED" "TIMEOUT;PROGRAM;FILTER" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SANITIZED" "TIMEOUT;PROGRAM;FILTER" "SOURCES;DEPS;LABELS;FULL_UNDER" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
     # A sanitizer makes code several times slower, and machines differ: the limit is for what hangs.
@@ -63,9 +64,18 @@ function(forebay_test name)
   if(module IN_LIST FOREBAY_CORE_MODULES OR ARG_SANITIZED)
     if(NOT TARGET core_tests)
       add_custom_target(core_tests)
+      add_custom_target(full_core_tests)
+      add_dependencies(full_core_tests core_tests)
     endif()
-    add_dependencies(core_tests ${ARG_PROGRAM})
+    set(target core_tests)
     list(APPEND ARG_LABELS core)
+    foreach(sanitizer ${ARG_FULL_UNDER})
+      if(FOREBAY_SANITIZE MATCHES "${sanitizer}")
+        set(target full_core_tests)
+        list(APPEND ARG_LABELS slow)
+      endif()
+    endforeach()
+    add_dependencies(${target} ${ARG_PROGRAM})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()

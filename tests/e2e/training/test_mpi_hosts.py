@@ -54,8 +54,19 @@ class Mpi:
             return subprocess.Popen(list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, env=environment)
 
     def train(self, forebay, *flags, **settings):
-        process = self.start(forebay, *flags, **settings)
-        assert process.wait(timeout=120) == 0, self.output()
+        """A start by MPICH once hung on a busy machine. Where forebay has not said a word it is mpirun that hangs, or MPI_Init:
+        that is tried again, once."""
+        for is_last in [False, True]:
+            process = self.start(forebay, *flags, **settings)
+            try:
+                assert process.wait(timeout=60) == 0, self.output()
+                return
+            except subprocess.TimeoutExpired as error:
+                waiting = self.hosts.waiting()
+                self.hosts.kill_all()
+                process.wait(timeout=60)
+                if is_last or self.output():
+                    raise AssertionError(f"{waiting}\n{self.output()}") from error
 
     def output(self):
         return self._log.read_text()

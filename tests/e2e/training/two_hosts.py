@@ -77,6 +77,16 @@ class TwoHosts:
                     found.append(pid)
         return found
 
+    def waiting(self):
+        """What runs on the hosts, and what its threads wait for in the kernel."""
+        lines = []
+        for host, name in enumerate(self.names):
+            for pid in ip("netns", "pids", name).stdout.split():
+                for task in pathlib.Path(f"/proc/{pid}/task").glob("*"):
+                    with contextlib.suppress(OSError):
+                        lines.append(f"host{host} {pid} {(task / 'comm').read_text().strip()}: {(task / 'wchan').read_text()}")
+        return "\n".join(lines)
+
     def kill_all(self):
         """Whatever runs on the hosts."""
         for host in range(2):

@@ -192,7 +192,7 @@ TEST(PlanActual, StepsMoveTheBytesAndTakeTheMemoryThatTheirPlanSays) {
 
 TEST(PlanActual, SoDoThoseOfALargeVocabulary) {
   int num_in_parts = 0, num_in_pieces = 0;
-  for (int number = 0; number < std::max(2, kNumConfigurations / 8); ++number) {
+  for (int number = 0; number < std::max(2, kNumConfigurations / 16); ++number) {
     Draw draw(/*seed=*/20260102, static_cast<uint64_t>(number));
     DecoderConfig model = DrawModel(draw);
     model.vocab_size = draw.OneOf<int64_t>({65'537, 70'000, 81'920});
