@@ -1,13 +1,12 @@
 // A disk that fails at any moment: every run ends with an error that says what failed, or without
 // one; none hangs, and the committed step stays whole.
 #include <atomic>
-#include <cstdlib>
-#include <random>
 #include <string>
 #include <utility>
 
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -17,17 +16,6 @@ namespace {
 
 using testing::AnyOf;
 using testing::HasSubstr;
-
-// One call in so many fails, other ones in each run of the tests; all of them in scripts/test
-// --full. A sanitizer makes a step take ten times as long.
-int64_t Stride() {
-  if (std::getenv("FOREBAY_FULL") != nullptr) return 1;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return 10;
-#else
-  return 3;
-#endif
-}
 
 class OffloadedOptimizerFaultTest : public testing::Test {
  protected:
@@ -44,11 +32,11 @@ class OffloadedOptimizerFaultTest : public testing::Test {
     return status;
   }
 
-  // Runs a step for every call that can fail, or one in Stride(), and checks the store after each.
+  // Runs a step for every call that can fail, or a sample of them, and checks the store after each.
   void FailEveryCall(bool fail_all_after) {
     InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
-    const auto first_call = static_cast<int64_t>(std::random_device()()) % Stride();
-    for (int64_t fail_call = first_call;; fail_call += Stride()) {
+    const Sample sample(3, 10);
+    for (int64_t fail_call = sample.first();; fail_call += sample.step()) {
       SCOPED_TRACE(testing::Message() << "failing call " << fail_call);
       int64_t num_calls = 0;
       const absl::Status status =

@@ -9,6 +9,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/swap/records/tile_seals.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/swap/store/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -119,7 +120,9 @@ TEST_P(SealsTest, AFlippedBitIsFoundAndNamedWhereverItIs) {
       }
     }
   }
-  for (const auto& [name, at] : places) {
+  const Sample sample(1, 6);
+  for (int64_t i = sample.first(); i < std::ssize(places); i += sample.step()) {
+    const auto& [name, at] = places[static_cast<size_t>(i)];
     Flip(name, at);
     const auto store = Open();
     ASSERT_TRUE(store.ok()) << store.status();

@@ -11,6 +11,7 @@
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/swap/store/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -152,7 +153,8 @@ TEST_F(ScratchAreaTest, WhateverACrashLeftOfItIsMadeGood) {
 
 TEST_F(ScratchAreaTest, AFailureAtAnyCallIsACleanErrorAndTheCommittedStepStaysWhole) {
   int64_t committed = 1;
-  for (int64_t fail_call = 0;; ++fail_call) {
+  const Sample sample(1, 8);
+  for (int64_t fail_call = sample.first();; fail_call += sample.step()) {
     SCOPED_TRACE(fail_call);
     std::filesystem::remove(area_path());
     int64_t num_calls = 0;

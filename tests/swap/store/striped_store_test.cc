@@ -13,6 +13,7 @@
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/swap/store/store_lock.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/swap/store/store_fixture.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
@@ -273,7 +274,8 @@ TEST_F(StripedStoreTest, IsRemovedFromAllFoldersOrFromNone) {
 TEST_F(StripedStoreTest, AFailureAtAnyCallIsACleanErrorAndTheStoreIsWholeInAllFolders) {
   MakeSteps({a_, b_}, 1, {1, 2});
   int64_t committed = 1;
-  for (int64_t fail_call = 0;; ++fail_call) {
+  const Sample sample(1, 8);
+  for (int64_t fail_call = sample.first();; fail_call += sample.step()) {
     SCOPED_TRACE(fail_call);
     absl::Status status;
     int64_t num_calls = 0;

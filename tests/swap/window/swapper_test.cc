@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/swap/window/swapper_fixture.h"
 #include "gmock/gmock.h"
 
@@ -251,7 +252,8 @@ TEST_F(SwapperTest, AnErrorAtAnyCallIsCleanAndLeavesAWholeStep) {
   const int64_t num_calls = disk_->num_calls();
   swapper_.reset();
   int64_t committed = kNumSteps;
-  for (int64_t call = 0; call < num_calls; call += 3) {
+  const Sample sample(3, 9);
+  for (int64_t call = sample.first(); call < num_calls; call += sample.step()) {
     SCOPED_TRACE(testing::Message() << "call " << call);
     FaultPlan plan;
     plan.fail_call = call;
