@@ -48,7 +48,12 @@ def test_autocast_has_the_bits_of_ram(tmp_path, kind, weights):
         return losses, model.state_dict()
 
     model = make(kind, weights)
-    losses, state = run(model, forebay.torch.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
+    try:
+        losses, state = run(model, forebay.torch.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2))
+    except RuntimeError as error:
+        if kind == "recurrent" and "primitive descriptor" in str(error):
+            pytest.skip(f"PyTorch in RAM cannot do that on this CPU: {error}")
+        raise
     engine = stream(tmp_path, kind, weights)
     ours, our_state = run(engine.module, engine)
     assert ours == losses and leased(engine) == []
