@@ -94,7 +94,10 @@ def test_every_optimizer_equals_pytorchs(forebay, tmp_path, optimizer, own):
 
     compare(read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
     trained = reference.load(str(tmp_path / "run" / "model"))
-    assert reference.relative_l2(trained, model) < 1e-4 < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
+    # Lion takes signs: where a sum is nearly zero another order of its terms, which depends on the CPU, moves a parameter the
+    # other way. (1.4e-4 with AVX2.)
+    most = 4e-4 if optimizer == "lion" else 1e-4
+    assert reference.relative_l2(trained, model) < most < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
 
 
 @pytest.mark.parametrize("optimizer, decay_all", [("adamw", False), ("adamw", True), ("sgd", True)])
