@@ -71,7 +71,8 @@ def test_fp32_training_equals_pytorch(forebay, tmp_path, family):
     [
         ("adam", dict(betas=(0.9, 0.95), eps=1e-6)),
         ("adagrad", dict(eps=1e-6, lr=1e-2)),
-        ("lion", dict(betas=(0.9, 0.98), lr=3e-4)),
+        # Signs of sums that are nearly zero depend on the order of their terms, and so on the CPU: each moves a parameter by 2 lr.
+        ("lion", dict(betas=(0.9, 0.98), lr=1e-4)),
         ("sgd", dict(momentum=0.9, nesterov=False, lr=0.1)),
         ("sgd", dict(momentum=0.9, nesterov=True, lr=0.1)),
         ("sgd", dict(momentum=0.0, nesterov=False, lr=0.3)),
@@ -94,10 +95,7 @@ def test_every_optimizer_equals_pytorchs(forebay, tmp_path, optimizer, own):
 
     compare(read_metrics(tmp_path / "run"), theirs, loss_relative=2e-4, norm_relative=1e-3)
     trained = reference.load(str(tmp_path / "run" / "model"))
-    # Lion takes signs: where a sum is nearly zero another order of its terms, which depends on the CPU, moves a parameter the
-    # other way. (1.4e-4 with AVX2.)
-    most = 4e-4 if optimizer == "lion" else 1e-4
-    assert reference.relative_l2(trained, model) < most < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
+    assert reference.relative_l2(trained, model) < 1e-4 < 1e-3 < reference.relative_l2(reference.load(model_directory), model)
 
 
 @pytest.mark.parametrize("optimizer, decay_all", [("adamw", False), ("adamw", True), ("sgd", True)])
