@@ -12,6 +12,7 @@
 
 #include "forebay/aio/faults/fault_script.h"
 #include "forebay/base/counter_rng.h"
+#include "forebay/tests/sample.h"
 
 namespace forebay {
 
@@ -57,11 +58,7 @@ Image ImageOf(Image start, std::span<const DiskEvent> events, const DiskCase& cr
 std::vector<size_t> UnflushedWrites(std::span<const DiskEvent> events);
 
 // Under sanitizers every state is several times slower: fewer of the random ones there.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kFewerStates = true;
-#else
-inline constexpr bool kFewerStates = false;
-#endif
+inline constexpr bool kFewerStates = kIsSanitized;
 
 struct CrashChoice {
   size_t writes_for_all_subsets = kFewerStates ? 3 : 5;  // unflushed ones, at most

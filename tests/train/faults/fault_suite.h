@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "forebay/tests/sample.h"
 #include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/faults/case_limit.h"
 #include "forebay/tests/train/faults/toy_run.h"
@@ -15,11 +16,7 @@
 
 namespace forebay {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kUnderSanitizer = true;
-#else
-inline constexpr bool kUnderSanitizer = false;
-#endif
+inline constexpr bool kUnderSanitizer = kIsSanitized;
 
 // Of everything that is drawn: FOREBAY_FAULT_SEED, or another one in every process.
 uint64_t FaultSeed();
