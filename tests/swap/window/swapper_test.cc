@@ -246,28 +246,31 @@ TEST_F(SwapperTest, AnErrorAtAnyCallIsCleanAndLeavesAWholeStep) {
   MakeStore();
   constexpr int kNumSteps = 2;
   placement_.weights[2] = Tier::kHost;
-  ASSERT_TRUE(Reopen({}).ok());
-  ASSERT_TRUE(MakeSwapper(2).ok());
-  ASSERT_EQ(Train(0, kNumSteps, true), absl::OkStatus());
-  const int64_t num_calls = disk_->num_calls();
-  swapper_.reset();
-  int64_t committed = kNumSteps;
-  const Sample sample(3, 9);
-  for (int64_t call = sample.first(); call < num_calls; call += sample.step()) {
-    SCOPED_TRACE(testing::Message() << "call " << call);
-    FaultPlan plan;
-    plan.fail_call = call;
-    plan.fail_all_after = call % 2 == 0;
-    plan.error_number = call % 4 < 2 ? EIO : ENOSPC;
-    absl::Status status = Reopen(plan);
-    if (status.ok()) status = MakeSwapper(2 + static_cast<int>(call % 3));
-    if (status.ok()) status = Train(committed, committed + kNumSteps, true);
-    // Opening reads both records, then both copies of the checksums: such a read is tried again.
-    const bool does_without = call < 4 && !plan.fail_all_after;
-    EXPECT_EQ(ExitCodeOf(status), does_without ? ExitCode::kOk : ExitCode::kStorage) << status;
+  int64_t committed = 0;
+  for (const int num_buffers : {2, 3, 4}) {  // the more there are, the fewer reads
     ASSERT_TRUE(Reopen({}).ok());
-    committed = store_->committed().step;
-    ASSERT_TRUE(StoreHolds(committed));
+    ASSERT_TRUE(MakeSwapper(num_buffers).ok());
+    ASSERT_EQ(Train(committed, committed + kNumSteps, true), absl::OkStatus());
+    committed += kNumSteps;
+    const int64_t num_calls = disk_->num_calls();
+    swapper_.reset();
+    const Sample sample(9, 27);
+    for (int64_t call = sample.first(); call < num_calls; call += sample.step()) {
+      SCOPED_TRACE(testing::Message() << num_buffers << " buffers, call " << call);
+      FaultPlan plan;
+      plan.fail_call = call;
+      plan.fail_all_after = call % 2 == 0;
+      plan.error_number = call % 4 < 2 ? EIO : ENOSPC;
+      absl::Status status = Reopen(plan);
+      if (status.ok()) status = MakeSwapper(num_buffers);
+      if (status.ok()) status = Train(committed, committed + kNumSteps, true);
+      // Opening reads both records, then both copies of the checksums: such a read is tried again.
+      const bool does_without = call < 4 && !plan.fail_all_after;
+      EXPECT_EQ(ExitCodeOf(status), does_without ? ExitCode::kOk : ExitCode::kStorage) << status;
+      ASSERT_TRUE(Reopen({}).ok());
+      committed = store_->committed().step;
+      ASSERT_TRUE(StoreHolds(committed));
+    }
   }
 }
 
