@@ -95,12 +95,17 @@ def test_a_resume_and_an_export_name_the_limit_of_file_sizes_too(forebay, task, 
     assert forebay.digest(out) == expected
 
 
+def has_space(metrics):
+    return metrics.exists() and metrics.stat().st_blocks > 0
+
+
 def train_beside_a_program_that_fills(forebay, disk, settings, fill):
-    """Exit code and messages of a run, behind the start of which `fill` takes the space of its disk."""
+    """Exit code and messages of a run, behind the start of which `fill` takes the space of its disk. The space of the
+    metrics is the last that a run takes."""
     out = disk / "run"
     command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in dict(settings, out=out).items())]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
-        while not (out / "metrics.jsonl").exists() and run.poll() is None:
+        while not has_space(out / "metrics.jsonl") and run.poll() is None:
             time.sleep(0.002)
         run.send_signal(signal.SIGSTOP)
         fill(disk)
