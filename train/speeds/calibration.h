@@ -49,8 +49,8 @@ class Calibration {
   static Calibration OfThisUser();
 
   // Measures what this object has not measured yet for such a run; what cannot be kept is a note.
-  // `on_progress` is told what is measured, and the fraction of the work that is done. The errors
-  // of the functions that measure.
+  // All is measured in turns, and medians of them count. `on_progress` is told what is measured,
+  // and the fraction of the work that is done. The errors of the functions that measure.
   absl::Status Measure(const DecoderConfig& model, const TrainOptions& options,
                        const MachineLimits& limits, const std::function<bool()>& stop,
                        const std::function<void(std::string_view, double)>& on_progress);

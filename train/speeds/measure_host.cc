@@ -23,13 +23,6 @@ namespace {
 
 constexpr size_t kNumBuffers = 4;  // of a block: weights, gradient, input, and what goes through it
 constexpr int64_t kMostTokensOnCpu = 2048;
-constexpr int kDiskTurns = 3;
-
-double MedianOf(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 }  // namespace
 
@@ -117,13 +110,7 @@ absl::StatusOr<DiskSpeed> MeasureDisk(const TrainOptions& options, const std::st
                                       const std::function<bool()>& stop) {
   const EngineOptions engine{.engine = options.engine, .strict = options.engine_strict};
   FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine opened, OpenEngine(engine, {folder}));
-  std::vector<double> reads, writes;
-  for (int turn = 0; turn < kDiskTurns; ++turn) {
-    FOREBAY_ASSIGN_OR_RETURN(const DiskSpeed speed, ProbeSpeed(*opened.engine, folder, stop));
-    reads.push_back(speed.read_bytes_per_s);
-    writes.push_back(speed.write_bytes_per_s);
-  }
-  return DiskSpeed{.read_bytes_per_s = MedianOf(reads), .write_bytes_per_s = MedianOf(writes)};
+  return ProbeSpeed(*opened.engine, folder, stop);
 }
 
 }  // namespace forebay

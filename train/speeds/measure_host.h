@@ -1,5 +1,5 @@
 // Measures how fast this machine's CPU and RAM do what a step asks of them, with the step's own
-// code: a few seconds.
+// code: a turn of each, of a second or less where blocks are not large.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ absl::StatusOr<double> MeasureUpdate(const TrainOptions& options, int num_thread
                                      const std::function<bool()>& stop);
 
 // The speed of the disk under `folder`, in turns of reads and writes (aio/speed_probe.h): some
-// 1.5 GB are written. StorageError too.
+// 0.5 GB are written. StorageError too.
 absl::StatusOr<DiskSpeed> MeasureDisk(const TrainOptions& options, const std::string& folder,
                                       const std::function<bool()>& stop);
 

@@ -12,7 +12,7 @@
 namespace forebay {
 namespace {
 
-constexpr double kSecondsOfEach = 1.5;
+constexpr double kSecondsOfTurn = 0.5;
 constexpr int64_t kMostVocab = 1024;
 constexpr size_t kRandomElems = 4096;  // they are repeated
 
@@ -65,11 +65,10 @@ void FillRandom(DType dtype, std::span<std::byte> to) {
 
 absl::StatusOr<double> MedianSeconds(const std::function<bool()>& stop,
                                      const std::function<absl::Status()>& call) {
-  constexpr int kLeastCalls = 3;
   FOREBAY_RETURN_IF_ERROR(call());
   const Stopwatch all;
   std::vector<double> seconds;
-  while (seconds.size() < kLeastCalls || all.Seconds() < kSecondsOfEach) {
+  while (seconds.empty() || all.Seconds() < kSecondsOfTurn) {
     if (stop()) return InterruptedError("stopped on request");
     const Stopwatch one;
     FOREBAY_RETURN_IF_ERROR(call());

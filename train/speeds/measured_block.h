@@ -32,8 +32,8 @@ DecoderConfig OneBlockOf(DecoderConfig config);
 // Values such as weights and activations have.
 void FillRandom(DType dtype, std::span<std::byte> to);
 
-// The usual time of `call`: of several within some 1.5 s, behind one that warms up. `stop`: true
-// ends it with InterruptedError. The error of a call.
+// The usual time of `call`: of those within half a second, one at least, behind one that warms up.
+// `stop`: true ends it with InterruptedError. The error of a call.
 absl::StatusOr<double> MedianSeconds(const std::function<bool()>& stop,
                                      const std::function<absl::Status()>& call);
 

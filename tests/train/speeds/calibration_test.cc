@@ -1,5 +1,10 @@
 #include "forebay/train/speeds/calibration.h"
 
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
@@ -11,8 +16,11 @@
 namespace forebay {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
+using testing::Ge;
 using testing::HasSubstr;
+using testing::Lt;
 
 class CalibrationTest : public testing::Test {
  protected:
@@ -36,12 +44,15 @@ class CalibrationTest : public testing::Test {
     measures.bus = [this](auto&&...) { return ++speed_; };
     return Calibration(SpeedCache(folder_.Path("speeds")), measures);
   }
-  // The parts that were measured, in order.
+  // The parts that were measured, in the order of their first turns.
   std::vector<std::string> Measure(Calibration& calibration) {
     std::vector<std::string> parts;
     const absl::Status status = calibration.Measure(
         model_, options_, limits_, [] { return false; },
-        [&](std::string_view part, double) { parts.emplace_back(part); });
+        [&](std::string_view part, double fraction) {
+          if (!std::ranges::count(parts, part)) parts.emplace_back(part);
+          EXPECT_THAT(fraction, AllOf(Ge(0), Lt(1)));
+        });
     EXPECT_EQ(status, absl::OkStatus());
     return parts;
   }
@@ -83,6 +94,39 @@ TEST_F(CalibrationTest, IsMeasuredOnceAndKnownToLaterPlansOfTheSameKind) {
                                           "measuring RAM"));  // anew, as it was asked to
   model_.hidden_size = 128;
   EXPECT_THAT(Measure(later), ElementsAre("measuring the CPU"));
+}
+
+// As where another program takes the machine for two of five turns.
+TEST_F(CalibrationTest, TurnsInWhichTheMachineIsBusyDoNotCount) {
+  int turn = 0;
+  SpeedMeasures measures;
+  measures.disk = [](auto&&...) { return DiskSpeed{3e9, 2e9}; };
+  measures.block = [&](auto&&...) { return turn % 5 == 1 || turn % 5 == 2 ? 1e9 : 4e9; };
+  measures.update = [&](auto&&...) { return turn++ % 5 < 2 ? 1e9 : 5e9; };
+  Calibration calibration(std::nullopt, measures);
+  EXPECT_THAT(Measure(calibration),
+              ElementsAre("measuring the disk", "measuring the CPU", "measuring RAM"));
+  EXPECT_EQ(turn, 5);
+  EXPECT_EQ(Known(calibration).speeds.matmul_flops_per_s, 4e9);
+  EXPECT_EQ(Known(calibration).speeds.memory_bytes_per_s, 5e9);
+  EXPECT_EQ(Known(calibration).disks[0].read_bytes_per_s, 3e9);
+  EXPECT_EQ(Known(calibration).disks[0].write_bytes_per_s, 2e9);
+}
+
+TEST_F(CalibrationTest, OneThatIsStoppedKeepsNothing) {
+  int num_measured = 0;
+  SpeedMeasures measures;
+  measures.disk = [](auto&&...) { return DiskSpeed{3e9, 2e9}; };
+  measures.block = [&](auto&&...) -> absl::StatusOr<double> {
+    if (++num_measured == 3) return InterruptedError("stopped on request");
+    return 1e9;
+  };
+  measures.update = [&](auto&&...) { return 1e9; };
+  Calibration calibration(SpeedCache(folder_.Path("speeds")), measures);
+  const absl::Status status = calibration.Measure(
+      model_, options_, limits_, [] { return false; }, [](std::string_view, double) {});
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kInterrupted);
+  EXPECT_EQ(Known(calibration).speeds.memory_bytes_per_s, 0);
 }
 
 TEST_F(CalibrationTest, ADamagedFileIsMeasuredAnew) {
