@@ -28,8 +28,10 @@ enum class IoKind : uint8_t { kRead, kWrite, kFlush };
 
 // Served in this order; first in, first out within a class. device_queue.h has the bound within
 // which a lower class gets its turn all the same.
-// kBackground: for what nobody waits for.
-enum class IoClass : uint8_t { kDemandRead, kPrefetch, kWriteBack, kBackground };
+// kDemand: what somebody waits for, a record of a commit too. kPrefetch: what will be computed
+// with. kUpdateRead: what will be updated, which is far more and may come later. kBackground: what
+// nobody waits for.
+enum class IoClass : uint8_t { kDemand, kPrefetch, kUpdateRead, kWriteBack, kBackground };
 
 class Engine;
 
@@ -43,7 +45,7 @@ class IoOp {
   IoOp& operator=(const IoOp&) = delete;
 
   IoKind kind = IoKind::kRead;
-  IoClass io_class = IoClass::kDemandRead;
+  IoClass io_class = IoClass::kDemand;
   int file = -1;             // from Engine::AddFile
   int64_t offset_bytes = 0;  // multiple of align_bytes
   std::span<std::byte>

@@ -20,7 +20,7 @@ class IoPort {
  public:
   struct Call {
     IoKind kind = IoKind::kRead;
-    IoClass io_class = IoClass::kDemandRead;
+    IoClass io_class = IoClass::kDemand;
     int fd = -1;
     int registered_file = -1;  // what RegisterFile gave for `fd`
     std::string_view path;

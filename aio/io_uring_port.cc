@@ -35,7 +35,7 @@ constexpr uint64_t kIgnoreTag = uint64_t{1} << 33;
 // rest. Schedulers that know priorities (mq-deadline, bfq) honour it; "none" does not look.
 uint16_t PriorityOf(IoClass io_class) {
   constexpr uint16_t kBestEffort = 2 << 13;
-  if (io_class == IoClass::kDemandRead) return kBestEffort;
+  if (io_class == IoClass::kDemand) return kBestEffort;
   return kBestEffort | (io_class == IoClass::kBackground ? 7 : 4);
 }
 

@@ -117,7 +117,7 @@ class Load {
 
   void Start(IoKind kind, IoOp& op, int64_t& next_bytes) {
     op.kind = kind;
-    op.io_class = kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack;
+    op.io_class = kind == IoKind::kRead ? IoClass::kDemand : IoClass::kWriteBack;
     op.offset_bytes = next_bytes % length_bytes_;
     next_bytes += kBlockBytes;
     engine_.Submit(op);

@@ -59,7 +59,7 @@ absl::Status RawTensors::Read() {
   for (int tile = tiles.num_streamed_tiles(); tile < tiles.num_tiles(); ++tile) {
     const std::span<std::byte> bytes = TileIn(released_.bytes(), tile);
     IoOp read;
-    store_->StartReadWeights(tile, bytes, IoClass::kDemandRead, read);
+    store_->StartReadWeights(tile, bytes, IoClass::kDemand, read);
     FOREBAY_RETURN_IF_ERROR(
         Annotate(store_->engine().Wait(read), "reading the raw tensors of the run"));
     FOREBAY_RETURN_IF_ERROR(store_->VerifyWeights(tile, bytes));
@@ -117,8 +117,8 @@ absl::Status RawTensors::CopyForward() {
     const auto state =
         copied_tile_.bytes().subspan(weights.size(), static_cast<size_t>(tiles.StateBytes(spec)));
     IoOp weight_op, state_op;
-    store_->StartReadWeights(tile, weights, IoClass::kDemandRead, weight_op);
-    store_->StartReadState(tile, state, IoClass::kDemandRead, state_op);
+    store_->StartReadWeights(tile, weights, IoClass::kDemand, weight_op);
+    store_->StartReadState(tile, state, IoClass::kDemand, state_op);
     absl::Status status = store_->engine().Wait(weight_op);
     status.Update(store_->engine().Wait(state_op));
     FOREBAY_RETURN_IF_ERROR(status);

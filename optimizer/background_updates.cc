@@ -1,5 +1,7 @@
 #include "forebay/optimizer/background_updates.h"
 
+#include <chrono>
+
 #include "forebay/base/activity.h"
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
@@ -8,6 +10,11 @@
 #include "forebay/base/wait_meanwhile.h"
 
 namespace forebay {
+namespace {
+
+constexpr std::chrono::milliseconds kSoon{1};
+
+}  // namespace
 
 BackgroundUpdates::BackgroundUpdates(std::vector<int> tiles,
                                      std::vector<std::span<std::byte>> gradients,
@@ -65,6 +72,18 @@ void BackgroundUpdates::Restart(Command command) {
     accepts_ = command == Command::kBegin && failure_.ok();
   }
   Send(command);
+}
+
+void BackgroundUpdates::ReadEarly() {
+  {
+    const std::lock_guard lock(mutex_);
+    reads_ = Reads::kEarly;
+  }
+  wake_.notify_one();
+}
+
+void BackgroundUpdates::PauseReading() {
+  Send(Command::kPause);
 }
 
 void BackgroundUpdates::Begin() {
@@ -138,32 +157,51 @@ void BackgroundUpdates::Run() {
   NameThreadInTraces("updates beside the passes");
   Lock lock(mutex_);
   while (command_ != Command::kQuit) {
-    const bool may_update =
-        num_updated_ < num_taken_ && failure_.ok() && command_ != Command::kDrop;
-    if (may_update) {
+    if (MayUpdate()) {
       UpdateTaken(lock);
-      continue;
-    }
-    if (command_ == Command::kNone) {
+    } else if (command_ != Command::kNone) {
+      Obey(lock);
+    } else if (reads_ != Reads::kNothing) {
+      ReadWhileIdle(lock);
+    } else {
       wake_.wait(lock);
-      continue;
     }
-    // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
-    const Command command = command_;
-    const bool all_are_updated = num_updated_ == std::ssize(tiles_);
-    lock.unlock();
-    if (command == Command::kBegin || command == Command::kBeginAll) {
-      staged_->Begin(tiles_, /*with_weights=*/command == Command::kBeginAll);
-    } else if (command != Command::kEnd || !all_are_updated) {
-      staged_->Cancel();  // else nothing is staged but `then_`
-    }
-    lock.lock();
-    if (command == Command::kDrop) {
-      accepts_ = false;
-      num_taken_ = num_updated_ = 0;
-    }
-    command_ = Command::kNone;
-    progress_.notify_all();
+  }
+}
+
+void BackgroundUpdates::Obey(Lock& lock) {
+  // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
+  const Command command = command_;
+  const bool begins = command == Command::kBegin || command == Command::kBeginAll;
+  const bool all_are_updated = num_updated_ == std::ssize(tiles_);
+  lock.unlock();
+  if (begins) {
+    staged_->Begin(tiles_, /*with_weights=*/command == Command::kBeginAll);
+  } else if (command == Command::kDrop || (command == Command::kEnd && !all_are_updated)) {
+    staged_->Cancel();  // else nothing is staged but `then_`
+  }
+  lock.lock();
+  if (command == Command::kDrop) {
+    accepts_ = false;
+    num_taken_ = num_updated_ = 0;
+  }
+  reads_ = begins ? Reads::kFurther : Reads::kNothing;
+  command_ = Command::kNone;
+  progress_.notify_all();
+}
+
+// Buffers become free as their write-backs end, of which nobody tells this thread: it looks.
+void BackgroundUpdates::ReadWhileIdle(Lock& lock) {
+  const Reads reads = reads_;
+  lock.unlock();
+  const bool has_more =
+      reads == Reads::kEarly ? staged_->ReadEarlyInTurns(tiles_) : staged_->ReadFurther();
+  lock.lock();
+  const auto has_other_work = [this] { return MayUpdate() || command_ != Command::kNone; };
+  if (has_more) {
+    wake_.wait_for(lock, kSoon, has_other_work);
+  } else if (reads_ == reads) {
+    reads_ = Reads::kNothing;
   }
 }
 
@@ -186,6 +224,7 @@ void BackgroundUpdates::UpdateTaken(Lock& lock) {
   lock.lock();
   failure_.Update(status);
   if (status.ok()) ++num_updated_;
+  reads_ = Reads::kFurther;
   progress_.notify_all();
 }
 

@@ -41,14 +41,20 @@ class BackgroundUpdates : public GradientSink {
 
   // `tiles`: in the order in which their gradients are handed over. `gradients`: buffers of a
   // tile's gradient each, two or more; none where there is only BeginAll. `staged` is this object's
-  // from Begin until End or Drop returns. `then`: tiles that are updated elsewhere when all these
-  // are; they are read ahead already (StagedTiles::ReadEarly). Everything pointed to must outlive
-  // it. EnvironmentError where no thread can be had.
+  // from ReadEarly or Begin until End or Drop returns. `then`: tiles that are updated elsewhere
+  // when all these are; they are read ahead already (StagedTiles::ReadEarly). Everything pointed to
+  // must outlive it. EnvironmentError where no thread can be had.
   static absl::StatusOr<std::unique_ptr<BackgroundUpdates>> Create(
       std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
       UpdateTile update, std::span<const int> then = {});
   ~BackgroundUpdates() override;  // as Drop
 
+  // Until Begin, PauseReading or Drop this object's thread reads what the first updates need, while
+  // nobody else asks for anything of the disk. `staged` is this object's from here on. Any thread.
+  void ReadEarly();
+  // Behind ReadEarly: nothing more is read, and neither `staged` nor write-backs are looked at,
+  // until ReadEarly or Begin.
+  void PauseReading();
   // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
   // thrown away.
   void Begin();
@@ -79,11 +85,16 @@ class BackgroundUpdates : public GradientSink {
  private:
   BackgroundUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
                     StagedTiles* staged, UpdateTile update, std::span<const int> then);
-  enum class Command : uint8_t { kNone, kBegin, kBeginAll, kEnd, kDrop, kQuit };
+  enum class Command : uint8_t { kNone, kPause, kBegin, kBeginAll, kEnd, kDrop, kQuit };
   using Lock = std::unique_lock<std::mutex>;
 
   void Run();
   void UpdateTaken(Lock& lock);
+  void Obey(Lock& lock);
+  void ReadWhileIdle(Lock& lock);
+  bool MayUpdate() const {
+    return num_updated_ < num_taken_ && failure_.ok() && command_ != Command::kDrop;
+  }
   void Send(
       Command command, absl::FunctionRef<void()> meanwhile = [] {});
   void Restart(Command command);
@@ -104,10 +115,12 @@ class BackgroundUpdates : public GradientSink {
   std::condition_variable progress_;  // the training thread
   Command command_ = Command::kNone;  // mutex_
   bool accepts_ = false;              // mutex_
-  int64_t num_taken_ = 0;             // mutex_
-  int64_t num_updated_ = 0;           // mutex_
-  double wait_s_ = 0;                 // mutex_
-  absl::Status failure_;              // mutex_: of an update; no further one is made
+  // mutex_: whether there may be something to read while no update can be made.
+  enum class Reads : uint8_t { kNothing, kEarly, kFurther } reads_ = Reads::kNothing;
+  int64_t num_taken_ = 0;    // mutex_
+  int64_t num_updated_ = 0;  // mutex_
+  double wait_s_ = 0;        // mutex_
+  absl::Status failure_;     // mutex_: of an update; no further one is made
   std::thread thread_;
 };
 

@@ -92,8 +92,8 @@ absl::Status DeviceState::Load(int first_tile, int end_tile) {
     status = landing.status();
     if (!status.ok()) break;
     (*landing)->read_tile = i;
-    store_->StartReadState(i, (*landing)->memory.bytes().first(StateOf(i).size()),
-                           IoClass::kDemandRead, (*landing)->read);
+    store_->StartReadState(i, (*landing)->memory.bytes().first(StateOf(i).size()), IoClass::kDemand,
+                           (*landing)->read);
   }
   for (Landing& landing : landings_) status.Update(TakeRead(landing));
   if (status.ok()) return status;

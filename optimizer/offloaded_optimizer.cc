@@ -294,13 +294,15 @@ RecoveredGradients OffloadedOptimizer::RecoverGradients(
 }
 
 void OffloadedOptimizer::AbandonStep() {
-  impl_->expects_speculation.store(false, std::memory_order_relaxed);
+  const bool was_expected =
+      impl_->expects_speculation.exchange(false, std::memory_order_relaxed) && !impl_->AnyIsDue();
   if (impl_->landing != nullptr) impl_->landing->Drop();
   impl_->on_its_way = {};
   impl_->gradients->Abandon();
   impl_->tensors->AbandonStep();
+  // What is staged for updates that are due stays.
+  if (impl_->speculates || was_expected) impl_->speculation->Drop();
   if (impl_->speculates) {
-    impl_->speculation->Drop();
     // A write that failed stays the error of its tile.
     impl_->writes->AwaitAll().IgnoreError();
     impl_->store->DiscardWrites();

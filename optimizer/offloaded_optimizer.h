@@ -210,6 +210,7 @@ class OffloadedOptimizer : public TileUpdater {
   absl::Status WriteDeferred(int layer, std::span<std::byte> weights) override;
   absl::Status AwaitWriteBack(int layer) override;
   absl::Status AwaitWriteBackOfTiles(int first_tile, int end_tile) override;
+  bool ReadFurther() override;
   // Starts writing the state in memory that is newer than the store's. `meanwhile`, here and below,
   // is called between parts of the work. Requires: no update is due,
   // and the swapper's thread is idle.

@@ -287,7 +287,7 @@ absl::Status OffloadedOptimizer::Impl::ReadHostState(int first_tile, int end_til
     if (placement.state[i] != Tier::kHost) continue;
     IoOp& read = reads[i % reads.size()];
     status.Update(store->engine().Wait(read));
-    store->StartReadState(i, HostState(i), IoClass::kDemandRead, read);
+    store->StartReadState(i, HostState(i), IoClass::kDemand, read);
   }
   for (IoOp& read : reads) status.Update(store->engine().Wait(read));
   for (int i = first_tile; i < end_tile && status.ok(); ++i) {

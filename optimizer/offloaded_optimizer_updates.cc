@@ -92,9 +92,9 @@ absl::Status OffloadedOptimizer::UpdateTiles(int layer, int first_tile, int end_
 
 void OffloadedOptimizer::Impl::EndUpdateOf(int layer) {
   staged->EndLayer(layer);
-  // While the loss is computed nothing else reads.
+  // Its thread has what is staged from here on: this one does not touch it while nothing is due.
   if (expects_speculation.load(std::memory_order_relaxed) && OnlyIsDue(layer)) {
-    staged->ReadEarly(speculation->tiles());
+    speculation->ReadEarly();
   }
   due[layer].store(false, std::memory_order_release);
 }
@@ -386,8 +386,16 @@ absl::Status OffloadedOptimizer::AwaitWriteBackOfTiles(int first_tile, int end_t
   return first_error;
 }
 
+bool OffloadedOptimizer::ReadFurther() {
+  // Else what is staged is another thread's.
+  return impl_->AnyIsDue() && impl_->staged->ReadFurther();
+}
+
 absl::Status OffloadedOptimizer::AwaitAllWrites(absl::FunctionRef<void()> meanwhile) {
+  const bool reads_early = impl_->expects_speculation.load(std::memory_order_relaxed);
+  if (reads_early) impl_->speculation->PauseReading();
   absl::Status status = impl_->writes->AwaitAll(meanwhile);
+  if (reads_early && !impl_->AnyIsDue()) impl_->speculation->ReadEarly();
   status.Update(impl_->Failure());
   return status;
 }

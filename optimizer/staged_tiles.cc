@@ -8,6 +8,12 @@
 #include "forebay/base/errors.h"
 
 namespace forebay {
+namespace {
+
+// Enough to keep a disk busy that nobody else asks for anything.
+constexpr int kMostReadsInTurns = 3;
+
+}  // namespace
 
 StagedTiles::StagedTiles(std::vector<StagingBuffer> buffers, const Placement& placement,
                          TensorStore* store, const HeldGradients* gradients, TileWrites* writes)
@@ -41,18 +47,52 @@ void StagedTiles::TakeOrder(std::span<const int> tiles, bool with_weights) {
   next_ = NextToCome(0);
 }
 
-void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
+bool StagedTiles::TakeEarlyOrder(std::span<const int> tiles) {
   const bool others_come_first = !is_early_ && next_ < order_.size();
-  if (tiles.empty() || others_come_first) return;
+  if (tiles.empty() || others_come_first) return false;
   if (!std::exchange(is_early_, true)) TakeOrder(tiles, /*with_weights=*/false);
-  while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
-    const int tile = order_[next_];
-    const int before = SlotAt(num_started_).tile;
-    if (GradientIsRead(tile)) return;
-    const bool must_wait = WritesArePending(tile) || (before >= 0 && WritesArePending(before));
+  return true;
+}
+
+bool StagedTiles::NextMustWait() {
+  const int before = SlotAt(num_started_).tile;
+  return WritesArePending(order_[next_]) || (before >= 0 && WritesArePending(before));
+}
+
+void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
+  if (!TakeEarlyOrder(tiles)) return;
+  while (HasNext() && !GradientIsRead(order_[next_])) {
     // A failed write-back is kept by TileWrites and found again by Await.
-    if ((must_wait && !waits) || !StartNextReads().ok()) return;
+    if ((!waits && NextMustWait()) || !StartNextReads().ok()) return;
   }
+}
+
+bool StagedTiles::ReadEarlyInTurns(std::span<const int> tiles) {
+  if (!TakeEarlyOrder(tiles)) return false;
+  int num_pending = NumReadsPending();
+  while (HasNext() && !GradientIsRead(order_[next_])) {
+    if (num_pending >= kMostReadsInTurns || NextMustWait()) return true;
+    if (!StartNextReads(IoClass::kBackground).ok()) return false;
+    ++num_pending;
+  }
+  return false;
+}
+
+int StagedTiles::NumReadsPending() {
+  int num_pending = 0;
+  for (int64_t number = num_taken_; number < num_started_; ++number) {
+    const Slot& slot = SlotAt(number);
+    if (slot.state_read.pending() || slot.weights_read.pending()) ++num_pending;
+  }
+  return num_pending;
+}
+
+bool StagedTiles::ReadFurther() {
+  while (HasNext() && !(is_early_ && GradientIsRead(order_[next_]))) {
+    if (NextMustWait()) return true;
+    if (!StartNextReads().ok()) return false;
+  }
+  return false;
 }
 
 void StagedTiles::Begin(std::span<const int> tiles, bool with_weights) {
@@ -97,7 +137,7 @@ absl::Status StagedTiles::AwaitWrites(int tile) {
 
 absl::Status StagedTiles::ReadAhead() {
   if (is_early_) return absl::OkStatus();  // gradients of that order are not there yet
-  while (next_ < order_.size() && num_started_ - num_taken_ < static_cast<int64_t>(slots_.size())) {
+  while (HasNext()) {
     const Slot& slot = SlotAt(num_started_);
     if (slot.tile >= 0 && WritesArePending(slot.tile) && num_started_ > num_taken_) break;
     FOREBAY_RETURN_IF_ERROR(StartNextReads());
@@ -106,33 +146,33 @@ absl::Status StagedTiles::ReadAhead() {
 }
 
 // Requires: there is a next tile, and a slot that is not taken.
-absl::Status StagedTiles::StartNextReads() {
+absl::Status StagedTiles::StartNextReads(IoClass io_class) {
   Slot& slot = SlotAt(num_started_);
   if (slot.tile >= 0) FOREBAY_RETURN_IF_ERROR(AwaitWrites(slot.tile));
   // The tile's own last write-back: complete long ago unless the whole store fits the ring.
   const int tile = order_[next_];
   FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(tile));
   if (WeightsAreRead(tile)) FOREBAY_RETURN_IF_ERROR(writes_->AwaitWeights(tile));
-  StartReads(slot, tile);
+  StartReads(slot, tile, io_class);
   ++num_started_;
   next_ = NextToCome(next_ + 1);
   return absl::OkStatus();
 }
 
-void StagedTiles::StartReads(Slot& slot, int tile) {
+void StagedTiles::StartReads(Slot& slot, int tile, IoClass io_class) {
   slot.tile = tile;
   const TileMap& tiles = store_->tiles();
   const Tile& spec = tiles.tiles()[tile];
   if (StateIsRead(tile)) {
-    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(spec)),
-                           IoClass::kPrefetch, slot.state_read);
+    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(spec)), io_class,
+                           slot.state_read);
   }
   if (GradientIsRead(tile)) {
     gradients_->StartReadTile(tile, slot.buffer.gradient, slot.gradient_read);
   }
   if (WeightsAreRead(tile)) {
-    store_->StartReadWeights(tile, slot.buffer.weights.first(tiles.WeightBytes(spec)),
-                             IoClass::kPrefetch, slot.weights_read);
+    store_->StartReadWeights(tile, slot.buffer.weights.first(tiles.WeightBytes(spec)), io_class,
+                             slot.weights_read);
   }
 }
 

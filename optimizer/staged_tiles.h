@@ -56,6 +56,12 @@ class StagedTiles {
   // of before. Nothing of them changes until then. `waits`: for what is still written from the
   // buffers; else those are left for later.
   void ReadEarly(std::span<const int> tiles, bool waits = false);
+  // The same for a thread that calls it again and again: as if nobody waited for it, and little at
+  // a time, so that it keeps nobody else from the disk. Whether there is more to read by and by.
+  bool ReadEarlyInTurns(std::span<const int> tiles);
+  // Goes on where a buffer was still being written from. Whether that, and nothing else, keeps it
+  // from reading more: then it is worth calling again soon. Waits for nothing.
+  bool ReadFurther();
   // The updates of these tiles are to come, in this order as far as is known: starts reading the
   // first. Errors surface in Await. `tiles` is borrowed until the next Begin. `with_weights`: of
   // every tile.
@@ -86,11 +92,19 @@ class StagedTiles {
   // to come; order_.size(): there is none.
   size_t NextToCome(size_t position) const;
   void TakeOrder(std::span<const int> tiles, bool with_weights);
+  // Whether reading `tiles` early can begin or go on.
+  bool TakeEarlyOrder(std::span<const int> tiles);
+  bool HasNext() const {
+    return next_ < order_.size() && num_started_ - num_taken_ < std::ssize(slots_);
+  }
+  // Whether reading the next tile would wait for a write-back. Requires: HasNext.
+  bool NextMustWait();
+  int NumReadsPending();
   absl::Status ReadAhead();
-  absl::Status StartNextReads();
+  absl::Status StartNextReads(IoClass io_class = IoClass::kUpdateRead);
   bool WritesArePending(int tile) const;
   absl::Status AwaitWrites(int tile);
-  void StartReads(Slot& slot, int tile);
+  void StartReads(Slot& slot, int tile, IoClass io_class);
   absl::Status AwaitReads(Slot& slot);
   // Drops what was read ahead and goes on from `tile`.
   absl::Status MoveTo(int tile);

@@ -21,6 +21,8 @@ bool UpdateModes::speculates() const {
 void UpdateModes::ExpectSpeculation() {
   FOREBAY_CHECK(speculates());
   impl_->expects_speculation.store(true, std::memory_order_relaxed);
+  // Else whoever applies the last one goes on.
+  if (!impl_->AnyIsDue()) impl_->speculation->ReadEarly();
 }
 
 absl::Status UpdateModes::BeginSpeculation(const UpdateScalars& scalars, double most_norm) {

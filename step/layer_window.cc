@@ -1,5 +1,6 @@
 #include "forebay/step/layer_window.h"
 
+#include <chrono>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -58,8 +59,7 @@ void LayerWindow::Run() {
       work_ = nullptr;
       progress_.notify_all();
     } else if (!failure_.ok() || !StageNext(lock, announced_)) {
-      wake_.wait(lock, [this] { return wake_requested_; });
-      wake_requested_ = false;
+      Idle(lock);
     }
   }
   lock.unlock();
@@ -67,6 +67,24 @@ void LayerWindow::Run() {
   for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
     EndTransfers(buffer, buffers_[buffer].layer).IgnoreError();
   }
+}
+
+// Until the caller wants something, or the filler may go on.
+void LayerWindow::Idle(Lock& lock) {
+  constexpr std::chrono::milliseconds kSoon{1};
+  bool has_more = false;
+  if (failure_.ok()) {
+    lock.unlock();
+    has_more = filler_->ReadFurther();
+    lock.lock();
+  }
+  const auto is_wanted = [this] { return wake_requested_; };
+  if (!has_more) {
+    wake_.wait(lock, is_wanted);
+  } else if (!wake_.wait_for(lock, kSoon, is_wanted)) {
+    return;
+  }
+  wake_requested_ = false;
 }
 
 // Stages the next access of `queue` and gives buffers to those behind it. False when there is

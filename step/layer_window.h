@@ -47,6 +47,9 @@ class LayerFiller {
   // Updates them in place, while nobody reads them. They may stay borrowed until FinishWriteBack.
   virtual absl::Status Update(int /*buffer*/, int /*layer*/) { return absl::OkStatus(); }
   virtual absl::Status FinishWriteBack(int /*buffer*/, int /*layer*/) { return absl::OkStatus(); }
+  // While there is nothing to do for the window: starts further reads that updates to come need.
+  // Whether to ask again soon.
+  virtual bool ReadFurther() { return false; }
 };
 
 // In traces (base/trace.h): the window's thread, and the caller's wait for it, which had the causes
@@ -116,6 +119,7 @@ class LayerWindow {
 
   // The window's thread.
   void Run();
+  void Idle(Lock& lock);
   bool StageNext(Lock& lock, AccessQueue& queue);
   void AssignBuffers(Lock& lock, AccessQueue& queue);
   bool AwaitParts(Lock& lock, AccessQueue& queue, const Access& access);

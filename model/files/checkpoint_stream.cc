@@ -199,7 +199,7 @@ void CheckpointStream::Impl::Fill() {
     const TensorPiece& piece = pieces[next_piece++];
     if (piece.how != How::kStaged) continue;
     Slot& slot = slots[(first_taken + num_taken++) % slots.size()];
-    Submit(slot.op, IoClass::kDemandRead, piece, slot.memory.data());
+    Submit(slot.op, IoClass::kDemand, piece, slot.memory.data());
   }
 }
 

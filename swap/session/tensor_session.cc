@@ -306,7 +306,7 @@ absl::Status TensorSession::Impl::Gather(const TensorLease& lease) {
       int& ahead = next_ahead[static_cast<int>(half)];
       ahead = std::max(ahead, tile);
       while (ahead < std::min(range.end, tile + kMostTilesAhead) &&
-             cache.ReadAhead(ahead, IoClass::kDemandRead)) {
+             cache.ReadAhead(ahead, IoClass::kDemand)) {
         ++ahead;
       }
       FOREBAY_ASSIGN_OR_RETURN(const TileCache::Pin pin, cache.Read(tile));

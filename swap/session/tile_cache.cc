@@ -221,7 +221,7 @@ absl::StatusOr<TileCache::Pin> TileCache::Take(int tile, Use use) {
   while (states_[tile].cell < 0) {
     if (Cell* room = FindRoom(/*even_if_ahead=*/true)) {
       Assign(*room, tile, /*ahead=*/true);
-      Fill(lock, *room, use == Use::kReplace || IsZero(tile), IoClass::kDemandRead);
+      Fill(lock, *room, use == Use::kReplace || IsZero(tile), IoClass::kDemand);
     } else {
       FOREBAY_RETURN_IF_ERROR(AwaitRoom(lock));
     }

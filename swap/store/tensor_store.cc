@@ -89,8 +89,7 @@ void TensorStore::Impl::Start(IoOp& op, IoKind kind, IoClass io_class, int file,
 absl::Status TensorStore::Impl::RunOp(IoKind kind, int file, int64_t offset_bytes,
                                       std::span<std::byte> buffer) {
   IoOp op;
-  Start(op, kind, kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack, file,
-        offset_bytes, buffer);
+  Start(op, kind, IoClass::kDemand, file, offset_bytes, buffer);
   return engine->Wait(op);
 }
 

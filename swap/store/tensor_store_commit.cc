@@ -49,7 +49,7 @@ absl::Status TensorStore::Impl::WriteCopy(int copy, std::span<std::byte> bytes) 
   const std::vector<int> commit_files = CommitFiles(copy);
   std::vector<IoOp> ops(commit_files.size());
   for (size_t i = 0; i < ops.size(); ++i) {
-    Start(ops[i], IoKind::kWrite, IoClass::kWriteBack, commit_files[i], 0, bytes);
+    Start(ops[i], IoKind::kWrite, IoClass::kDemand, commit_files[i], 0, bytes);
   }
   absl::Status status;
   for (IoOp& op : ops) status.Update(engine->Wait(op));

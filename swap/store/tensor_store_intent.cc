@@ -64,8 +64,8 @@ absl::Status TensorStore::PublishIntent(const StepIntent& intent, std::span<std:
   // for nothing but the gradients that it fits.
   IoOp of_record;
   IoOp of_table;
-  impl.Start(of_record, IoKind::kWrite, IoClass::kWriteBack, impl.intent_file, 0, block->bytes);
-  impl.Start(of_table, IoKind::kWrite, IoClass::kWriteBack, impl.intent_file, kIntentRecordBytes,
+  impl.Start(of_record, IoKind::kWrite, IoClass::kDemand, impl.intent_file, 0, block->bytes);
+  impl.Start(of_table, IoKind::kWrite, IoClass::kDemand, impl.intent_file, kIntentRecordBytes,
              table);
   absl::Status status = impl.engine->Wait(of_record);
   status.Update(impl.engine->Wait(of_table));

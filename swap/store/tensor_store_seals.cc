@@ -25,8 +25,7 @@ absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
     if (table.empty()) continue;
     for (const int copy : {0, 1}) {
       Start(ops[2 * static_cast<size_t>(stripe) + static_cast<size_t>(copy)], IoKind::kWrite,
-            IoClass::kWriteBack, stripes[stripe].seals_files[copy], TableOffset(stripe, slot),
-            table);
+            IoClass::kDemand, stripes[stripe].seals_files[copy], TableOffset(stripe, slot), table);
     }
   }
   absl::Status status;

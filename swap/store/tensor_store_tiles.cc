@@ -132,7 +132,7 @@ void TensorStore::KeepState(int tile) {
 
 void TensorStore::StartReadScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,
                                    IoOp& op) {
-  impl_->StartScratch(IoKind::kRead, IoClass::kDemandRead, stripe, offset_bytes, buffer, op);
+  impl_->StartScratch(IoKind::kRead, IoClass::kDemand, stripe, offset_bytes, buffer, op);
 }
 
 void TensorStore::StartWriteScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer,

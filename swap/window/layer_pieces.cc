@@ -88,7 +88,7 @@ absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
   FOREBAY_CHECK(piece >= 0 && piece < num_pieces());
   FOREBAY_RETURN_IF_ERROR(failure_);
   const Stopwatch watch;
-  StartRead(piece, IoClass::kDemandRead);
+  StartRead(piece, IoClass::kDemand);
   failure_ = FinishRead(piece);
   FOREBAY_RETURN_IF_ERROR(failure_);
   waited_s_ += watch.Seconds();
@@ -100,7 +100,7 @@ absl::StatusOr<LayerWeights> LayerPieces::Get(int piece) {
 
 absl::Status LayerPieces::UpdatePiece(int piece, TileUpdater* updater) {
   FOREBAY_RETURN_IF_ERROR(failure_);
-  StartRead(piece, IoClass::kDemandRead);
+  StartRead(piece, IoClass::kDemand);
   FOREBAY_RETURN_IF_ERROR(FinishRead(piece));
   if (piece + 1 < num_pieces()) {
     // The next one comes where the one before is being written from.

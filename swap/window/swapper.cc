@@ -100,7 +100,7 @@ absl::Status Swapper::AtLayer(const absl::Status& status, std::string_view doing
 
 void Swapper::StartRead(int buffer, int layer, bool urgent) {
   Backing& backing = backing_[buffer];
-  const IoClass io_class = urgent ? IoClass::kDemandRead : IoClass::kPrefetch;
+  const IoClass io_class = urgent ? IoClass::kDemand : IoClass::kPrefetch;
   if (LayerPieces* const pieces = PiecesIn(buffer, layer); pieces != nullptr) {
     return pieces->Start(layer, generation_, io_class);
   }

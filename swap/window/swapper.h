@@ -51,6 +51,9 @@ class TileUpdater {
   virtual absl::Status WriteDeferred(int layer, std::span<std::byte> weights) = 0;
   virtual absl::Status AwaitWriteBack(int layer) = 0;
   virtual absl::Status AwaitWriteBackOfTiles(int first_tile, int end_tile) = 0;
+  // Between updates, while the window's thread has nothing to do: goes on with what the next ones
+  // need, where memory for it became free meanwhile. Whether more may become free soon.
+  virtual bool ReadFurther() { return false; }
 };
 
 class Swapper final : private LayerFiller {
@@ -131,6 +134,7 @@ class Swapper final : private LayerFiller {
   void StartRead(int buffer, int layer, bool urgent) override;
   absl::Status FinishRead(int buffer, int layer, bool is_used) override;
   bool UpdateIsDue(int layer) const override;
+  bool ReadFurther() override { return updater_ != nullptr && updater_->ReadFurther(); }
   absl::Status Update(int buffer, int layer) override;
   absl::Status FinishWriteBack(int buffer, int layer) override;
 

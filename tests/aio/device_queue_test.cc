@@ -11,14 +11,15 @@ namespace {
 
 constexpr int64_t kQueuedOpBytes = 4096;
 
-// Takes everything, a block at a time, and spells the classes: d(emand), p(refetch), w(rite-back).
+// Takes everything, a block at a time, and spells the classes: d(emand), p(refetch), u(pdate read),
+// w(rite-back), b(ackground).
 std::string TakeAll(DeviceQueue& queue) {
   std::string order;
   while (!queue.empty()) {
     const IoOp* const expected = &queue.Peek();
     const IoOp* const taken = queue.Take(kQueuedOpBytes).op;
     EXPECT_EQ(taken, expected) << "Peek must foresee Take";
-    order += "dpwb"[static_cast<int>(taken->io_class)];
+    order += "dpuwb"[static_cast<int>(taken->io_class)];
   }
   return order;
 }
@@ -31,8 +32,9 @@ class DeviceQueueTest : public testing::Test {
   }
   IoOp& Push(DeviceQueue& queue, char letter, int64_t bytes) {
     IoOp& op = ops_[num_ops_++];
-    op.io_class = letter == 'd'   ? IoClass::kDemandRead
+    op.io_class = letter == 'd'   ? IoClass::kDemand
                   : letter == 'p' ? IoClass::kPrefetch
+                  : letter == 'u' ? IoClass::kUpdateRead
                   : letter == 'w' ? IoClass::kWriteBack
                                   : IoClass::kBackground;
     op.kind = letter == 'w' ? IoKind::kWrite : IoKind::kRead;
@@ -48,8 +50,8 @@ class DeviceQueueTest : public testing::Test {
 
 TEST_F(DeviceQueueTest, ServesClassesInTheirOrder) {
   DeviceQueue queue(100 * kQueuedOpBytes);
-  Push(queue, "wpd");
-  EXPECT_EQ(TakeAll(queue), "dpw");
+  Push(queue, "wupd");
+  EXPECT_EQ(TakeAll(queue), "dpuw");
 }
 
 TEST_F(DeviceQueueTest, IsFirstInFirstOutWithinAClass) {
@@ -92,9 +94,9 @@ TEST_F(DeviceQueueTest, WhatIsDoneInTheBackgroundWaitsForEverythingElse) {
 
 TEST_F(DeviceQueueTest, TheBackgroundDoesNotStarveEither) {
   DeviceQueue queue(4 * kQueuedOpBytes);
-  Push(queue, "ddddddddddddppppppppppppwwwwwwwwwwwwb");
+  Push(queue, "dddddddddddddddppppppppppppuuuuuuuuuuuuwwwwwwwwwwwwb");
   const std::string order = TakeAll(queue);
-  EXPECT_LE(order.find('b'), 16u) << order;
+  EXPECT_LE(order.find('b'), 20u) << order;
 }
 
 TEST_F(DeviceQueueTest, AWriteBackThatWasPassedOverForABurstGetsATurnOfThatLength) {

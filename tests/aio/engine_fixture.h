@@ -141,7 +141,7 @@ class EngineFixture : public testing::TestWithParam<EngineCase> {
 
   void Prepare(IoOp& op, IoKind kind, int64_t offset_bytes, std::span<std::byte> buffer) {
     op.kind = kind;
-    op.io_class = kind == IoKind::kRead ? IoClass::kDemandRead : IoClass::kWriteBack;
+    op.io_class = kind == IoKind::kRead ? IoClass::kDemand : IoClass::kWriteBack;
     op.file = file_;
     op.offset_bytes = offset_bytes;
     op.buffer = buffer;

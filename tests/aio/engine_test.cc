@@ -206,7 +206,7 @@ TEST_P(EngineTest, ReadsAndWritesAtOnceEachReachTheirOwnPlace) {
             written.bytes().subspan(i * kOpBytes, kOpBytes));
     Prepare(ops[2 * i + 1], IoKind::kRead, i * kOpBytes,
             read.bytes().subspan(i * kOpBytes, kOpBytes));
-    ops[2 * i + 1].io_class = i % 2 == 0 ? IoClass::kPrefetch : IoClass::kDemandRead;
+    ops[2 * i + 1].io_class = i % 2 == 0 ? IoClass::kPrefetch : IoClass::kDemand;
     engine().Submit(ops[2 * i]);
     engine().Submit(ops[2 * i + 1]);
   }

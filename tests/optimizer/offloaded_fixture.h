@@ -273,8 +273,8 @@ inline void ExpectStoreHolds(TensorStore& store, InMemoryOptimizer& expected) {
     const TilePlanes& planes = tiles.PlanesOf(tile);
     const auto weights = buffer->bytes().first(tiles.WeightBytes(tile));
     const auto state = buffer->bytes().subspan(tiles.max_weight_bytes(), tiles.StateBytes(tile));
-    store.StartReadWeights(i, weights, IoClass::kDemandRead, weights_op);
-    store.StartReadState(i, state, IoClass::kDemandRead, state_op);
+    store.StartReadWeights(i, weights, IoClass::kDemand, weights_op);
+    store.StartReadState(i, state, IoClass::kDemand, state_op);
     ASSERT_TRUE(store.engine().Wait(weights_op).ok());
     ASSERT_TRUE(store.engine().Wait(state_op).ok());
     for (int plane = 0; plane < planes.size(); ++plane) {
@@ -475,7 +475,7 @@ class OffloadedRun {
     for (int i = first; i < tiles.first_tile(layer + 1); ++i) {
       const Tile& tile = tiles.tiles()[i];
       const auto part = weights_.bytes().subspan(tile.weight_offset_bytes, tiles.WeightBytes(tile));
-      store_->StartReadWeights(i, part, IoClass::kDemandRead, op);
+      store_->StartReadWeights(i, part, IoClass::kDemand, op);
       FOREBAY_RETURN_IF_ERROR(engine_->Wait(op));
     }
     return optimizer_->UpdateLayer(layer, weights);

@@ -8,6 +8,7 @@
 #include "forebay/optimizer/offloaded_optimizer.h"
 #include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/optimizer/write_gate.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 
@@ -167,6 +168,52 @@ INSTANTIATE_TEST_SUITE_P(
                     TierVariant{"ThreePlaces", Tiers::kMixed, Tiers::kThree, Tiers::kMixed},
                     TierVariant{"StateOnNvme", Tiers::kMixed, Tiers::kNvme, Tiers::kHost}),
     [](const testing::TestParamInfo<TierVariant>& variant) { return variant.param.name; });
+
+// The window's thread reads further ahead while it has nothing else to do.
+TEST(OffloadedOptimizerWindowTest, ReadsGoOnWhenWritesEndWhoseBuffersTheyTake) {
+  const TemporaryFolder folder;
+  WriteGate gate;
+  InMemoryOptimizer expected{Layout::kBf16, DType::kBF16};
+  constexpr int kNumStagingTiles = 11;
+  const auto run = OffloadedRun::Start({.tile_elems = 2048,
+                                        .num_threads = 2,
+                                        .num_io_threads = 32,
+                                        .num_staging_tiles = kNumStagingTiles},
+                                       folder.path(), &gate);
+  ASSERT_TRUE(run.ok()) << run.status();
+  const auto swapper = (*run)->MakeSwapper();
+  ASSERT_TRUE(swapper.ok()) << swapper.status();
+  const TileMap& tiles = (*run)->store().tiles();
+  const Engine& engine = (*run)->store().engine();
+  const auto norm = (*run)->Backward(1);
+  ASSERT_TRUE(norm.ok()) << norm.status();
+  expected.Step(1);
+  // What FinishBackward has read for it is in the first buffers.
+  const int64_t before = engine.stats().submitted_read_bytes;
+  const auto state_bytes = [&](int first_tile, int end_tile) {
+    int64_t bytes = 0;
+    for (int i = first_tile; i < end_tile; ++i) bytes += tiles.StateBytes(tiles.tiles()[i]);
+    return bytes;
+  };
+  int64_t weight_bytes = 0;  // of the first layer
+  for (int i = 0; i < tiles.first_tile(1); ++i) weight_bytes += tiles.WeightBytes(tiles.tiles()[i]);
+  ASSERT_LT(tiles.first_tile(1), kNumStagingTiles);
+  ASSERT_GT(tiles.num_tiles(), kNumStagingTiles);
+  gate.Open(false);
+  ASSERT_TRUE((*run)->store().BeginWriting().ok());
+  ASSERT_TRUE((*run)->optimizer().BeginUpdate(ScalarsOfStep(1, norm->norm)).ok());
+  (*swapper)->Expect(std::vector<int>{0});
+  ASSERT_TRUE((*swapper)->Acquire(0).ok());
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(engine.stats().submitted_read_bytes - before, weight_bytes);
+  gate.Open(true);
+  const int64_t to_read_bytes = weight_bytes + state_bytes(kNumStagingTiles, tiles.num_tiles());
+  EXPECT_EQ(AwaitSubmittedReads(engine, before + to_read_bytes) - before, to_read_bytes);
+  (*swapper)->Release(0);
+  ASSERT_TRUE((*swapper)->ApplyAllUpdates().ok());
+  ASSERT_TRUE((*run)->Commit(1).ok());
+  ExpectStoreHolds((*run)->store(), expected);
+}
 
 }  // namespace
 }  // namespace forebay

@@ -9,6 +9,7 @@
 #include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/named_optimizers.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/optimizer/write_gate.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -20,13 +21,15 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 class SpeculationTest : public testing::Test {
  protected:
-  void Open(OffloadedRun::Options options = {}) {
+  // Of two I/O threads, or of enough for writes that a gate holds.
+  void Open(OffloadedRun::Options options = {}, WriteGate* gate = nullptr) {
     options.speculative = true;
     options.weights = Tiers::kNvme;
     if (options.gradients == Tiers::kHost) options.gradients = Tiers::kNvme;
     options.tile_elems = 2048;
-    options.num_threads = options.num_io_threads = 2;
-    auto run = OffloadedRun::Start(options, folder_.path());
+    options.num_threads = 2;
+    options.num_io_threads = gate == nullptr ? 2 : 16;
+    auto run = OffloadedRun::Start(options, folder_.path(), gate);
     ASSERT_TRUE(run.ok()) << run.status();
     run_ = *std::move(run);
   }
@@ -34,6 +37,20 @@ class SpeculationTest : public testing::Test {
     ASSERT_TRUE(run_->ApplyAndCommit(step).ok());
     ExpectStoreHolds(run_->store(), expected_);
   }
+  // Of weights and state, in the order in which gradients come.
+  int64_t BytesOfFirst(int num_tiles) const {
+    const TileMap& tiles = run_->store().tiles();
+    int64_t bytes = 0;
+    for (int layer = run_->num_layers() - 1; layer >= 0; --layer) {
+      for (int i = tiles.first_tile(layer); i < tiles.first_tile(layer + 1) && num_tiles > 0;
+           ++i, --num_tiles) {
+        const Tile& tile = tiles.tiles()[static_cast<size_t>(i)];
+        bytes += tiles.WeightBytes(tile) + tiles.StateBytes(tile);
+      }
+    }
+    return bytes;
+  }
+  int64_t SubmittedReads() const { return run_->store().engine().stats().submitted_read_bytes; }
   // Their gradients are clipped in every one (ScalarsOfStep).
   void DoFourSteps() {
     for (int64_t step = 1; step <= 4; ++step) {
@@ -47,6 +64,7 @@ class SpeculationTest : public testing::Test {
   }
 
   const TemporaryFolder folder_;
+  WriteGate gate_;
   InMemoryOptimizer expected_{Layout::kBf16, DType::kBF16};
   std::unique_ptr<OffloadedRun> run_;
 };
@@ -123,6 +141,59 @@ TEST_F(SpeculationTest, WhatIsUpdatedLaterIsReadWhileTheLastLayerIsWaitedFor) {
   ASSERT_TRUE(stats.ok()) << stats.status();
   ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, norm)).ok());
   Commit(1);
+}
+
+// Nobody hands anything over meanwhile.
+TEST_F(SpeculationTest, ReadsGoOnWhenWritesEndWhoseBuffersTheyTake) {
+  Open({.num_staging_tiles = 4}, &gate_);
+  const int64_t before = SubmittedReads();
+  ASSERT_TRUE(run_->store().BeginWriting().ok());
+  const double norm = expected_.Step(1);
+  gate_.Open(false);
+  ASSERT_TRUE(run_->optimizer().modes().BeginSpeculation(ScalarsOfStep(1, norm), kNoLimit).ok());
+  ASSERT_EQ(run_->store().tiles().first_tile(4) - run_->store().tiles().first_tile(3), 1);
+  ASSERT_TRUE(run_->Hand(3, 1).ok());
+  while (run_->optimizer().stats().updated_elems == 0) absl::SleepFor(absl::Milliseconds(1));
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_EQ(SubmittedReads() - before, BytesOfFirst(4));
+  gate_.Open(true);
+  EXPECT_EQ(AwaitSubmittedReads(run_->store().engine(), before + BytesOfFirst(5)) - before,
+            BytesOfFirst(5));
+  for (const int layer : {2, 1, 0}) ASSERT_TRUE(run_->Hand(layer, 1).ok());
+  ASSERT_TRUE(run_->optimizer().FinishBackward().ok());
+  ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(1, norm)).ok());
+  Commit(1);
+}
+
+// The forward pass hides them, of as many tiles as there are buffers. None is read twice.
+TEST_F(SpeculationTest, WhereAllIsSpeculativeTheFirstReadsComeWhenItIsExpected) {
+  Open({.num_staging_tiles = 6});
+  for (int64_t step = 1; step <= 3; ++step) {
+    SCOPED_TRACE(testing::Message() << "step " << step);
+    const int64_t before = SubmittedReads();
+    run_->optimizer().modes().ExpectSpeculation();
+    EXPECT_EQ(AwaitSubmittedReads(run_->store().engine(), before + BytesOfFirst(6)) - before,
+              BytesOfFirst(6));
+    const double norm = expected_.Step(step);
+    const auto stats = run_->SpeculativeBackward(ScalarsOfStep(step, norm), kNoLimit);
+    ASSERT_TRUE(stats.ok()) << stats.status();
+    EXPECT_EQ(SubmittedReads() - before, BytesOfFirst(run_->store().tiles().num_tiles()));
+    ASSERT_TRUE(run_->optimizer().BeginUpdate(ScalarsOfStep(step, norm)).ok());
+    ASSERT_NO_FATAL_FAILURE(Commit(step));
+  }
+}
+
+TEST_F(SpeculationTest, AStepThatIsAbandonedBeforeItBeginsLeavesNothingThatWasReadForIt) {
+  Open();
+  run_->optimizer().modes().ExpectSpeculation();
+  run_->optimizer().AbandonStep();
+  ASSERT_TRUE(run_->Step(1).ok());  // other state than what was read
+  expected_.Step(1);
+  run_->optimizer().modes().ExpectSpeculation();
+  ASSERT_TRUE(run_->optimizer().AwaitAllWrites().ok());
+  ASSERT_TRUE(run_->Step(2).ok());
+  expected_.Step(2);
+  ExpectStoreHolds(run_->store(), expected_);
 }
 
 // The loss hides their reads: nothing else reads then.
@@ -234,6 +305,8 @@ TEST_F(SpeculationTest, AbandoningAStepKeepsBothKindsOfUpdatesOfTheStepBefore) {
   Open(options);
   ASSERT_TRUE(run_->SpeculativeUpdate(1, kNoLimit).ok());
   expected_.Step(1);
+  run_->optimizer().AbandonStep();
+  run_->optimizer().modes().ExpectSpeculation();
   run_->optimizer().AbandonStep();
   ASSERT_NO_FATAL_FAILURE(Commit(1));
 }

@@ -47,6 +47,11 @@ class NotingFiller : public LayerFiller {
     return absl::OkStatus();
   }
 
+  bool ReadFurther() override {
+    ++num_reads_further;
+    return num_further.fetch_sub(1) > 1;
+  }
+
   std::vector<std::string> notes() {
     const std::lock_guard lock(mutex_);
     return notes_;
@@ -56,7 +61,9 @@ class NotingFiller : public LayerFiller {
   int due_layer = -1;
   int slow_layer = -1;
   int parted_layer = -1;
-  std::atomic<int64_t> num_parts = 0;  // of that layer
+  std::atomic<int64_t> num_parts = 0;          // of that layer
+  std::atomic<int64_t> num_further = 0;        // that ReadFurther has left
+  std::atomic<int64_t> num_reads_further = 0;  // its calls
 
  private:
   void Note(std::string note) {
@@ -156,6 +163,25 @@ TEST_F(LayerWindowTest, CountsWaitsByWhatTheyWereFor) {
   std::this_thread::sleep_for(std::chrono::milliseconds(60));  // it is ready by then
   ASSERT_EQ(Use({1}), absl::OkStatus());
   EXPECT_LT(window_->stats().waits.Total() - waits.Total(), 0.03);
+}
+
+TEST_F(LayerWindowTest, ItsFillerReadsFurtherAsLongAsThereIsMoreAndNothingElseToDo) {
+  filler_.num_further = 3;
+  Create(2);
+  while (filler_.num_further > 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(filler_.num_reads_further, 3);
+  // With ever more to read it still does what it is asked for.
+  filler_.num_further = std::numeric_limits<int64_t>::max();
+  Expect({0});
+  ASSERT_EQ(Use({0}), absl::OkStatus());
+  while (filler_.num_reads_further < 10) std::this_thread::yield();
+  filler_.broken_layer = 1;
+  Expect({1});
+  EXPECT_THAT(MessageOf(Use({1})), HasSubstr("no such layer"));
+  const int64_t calls = filler_.num_reads_further;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(filler_.num_reads_further, calls) << "after an error nothing is read";
 }
 
 TEST_F(LayerWindowTest, WhatWasCancelledIsNotUsedBeforeItsBufferIs) {

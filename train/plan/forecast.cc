@@ -5,6 +5,9 @@
 #include <span>
 #include <tuple>
 #include <utility>
+#include <vector>
+
+#include "forebay/train/plan/updates_behind.h"
 
 namespace forebay {
 namespace {
@@ -99,6 +102,7 @@ class Forecaster {
       for (PassForecast* pass : passes) AddWorkBesideOnCpu(*pass);
     }
     if (!beside && in_backward == 0) MoveStagedTransfers(forecast);
+    const double early_s = in_backward == 1 ? MoveEarlyReads(forecast) : 0;
     const double not_hidden =
         kNotHiddenOnCpu * (1 - kHiddenAhead * std::max(StagedShare(), in_backward));
     for (PassForecast* pass : passes) {
@@ -106,7 +110,7 @@ class Forecaster {
       pass->not_hidden_s = not_hidden * std::min(pass->compute_s, pass->disk_s);
     }
     if (!gpu_.computes) AddWaits(forecast);
-    const double behind_s = gpu_.computes ? 0 : UpdatesBehind(forecast.backward);
+    const double behind_s = gpu_.computes ? 0 : UpdatesBehind(forecast.backward, early_s);
     if (behind_s > 0) {
       PassForecast& pass = forecast.backward;
       const double with_them_s = pass.compute_s + behind_s - LongestOf(pass).second;
@@ -185,12 +189,45 @@ class Forecaster {
     }
   }
 
+  // Where all updates are applied in the backward pass, the state of the first is read as far as
+  // staging has room while the forward pass leaves the disk idle. Returns how long that takes.
+  double MoveEarlyReads(StepForecast& forecast) const {
+    const std::vector<TileUpdate> tiles = UpdatesInBackward(/*compute_s=*/0);
+    double read_s = 0;
+    for (const TileUpdate& tile : std::span(tiles).first(
+             std::min(tiles.size(), static_cast<size_t>(plan_.num_staging_tiles)))) {
+      read_s += tile.read_s;
+    }
+    const double idle_s = forecast.forward.compute_s - forecast.forward.disk_s;
+    const double moved_s = std::min(read_s, std::max(0.0, idle_s));
+    forecast.forward.disk_s += moved_s;
+    forecast.backward.disk_s -= moved_s;
+    return moved_s;
+  }
+
   // How much longer than its computation the backward pass is with updates that are applied as
-  // gradients come: the disk takes one after the other, and that of the last layer begins when
-  // nothing is left to compute. Where not all tiles of a layer may wait, handing it over does.
-  double UpdatesBehind(const PassForecast& backward) const {
+  // gradients come: that of the last layer ends when nothing is left to compute. `early_s`: of
+  // reads for them before the pass begins.
+  double UpdatesBehind(const PassForecast& backward, double early_s) const {
+    std::vector<TileUpdate> tiles = UpdatesInBackward(backward.compute_s);
+    double all_s = 0;
+    for (const TileUpdate& tile : tiles) all_s += tile.read_s + tile.write_s;
+    if (all_s <= 0) return 0;
+    // What else the pass reads comes between.
+    const double slower = std::max(1.0, (backward.disk_s + early_s) / all_s);
+    for (TileUpdate& tile : tiles) {
+      tile.read_s *= slower;
+      tile.write_s *= slower;
+    }
+    const double end_s = EndOfUpdates(tiles, -early_s, plan_.num_staging_tiles,
+                                      std::max(1, plan_.num_gradient_tiles));
+    return end_s - backward.compute_s;
+  }
+
+  // In the order in which they are handed over, where computation goes on for `compute_s` in all.
+  std::vector<TileUpdate> UpdatesInBackward(double compute_s) const {
     const int64_t moved_bytes = plan_.read_bytes_per_step + plan_.write_bytes_per_step;
-    if (moved_bytes == 0) return 0;
+    if (moved_bytes == 0) return {};
     const double s_per_byte = plan_.io_s_per_step / static_cast<double>(moved_bytes);
     const auto elems_of = [&](int layer) {
       return static_cast<double>(plan_.tiles.layer_elems(layer));
@@ -200,39 +237,39 @@ class Forecaster {
     for (const auto& [kind, layer] : operations) {
       if (Differentiates(kind, layer)) all_elems += elems_of(layer);
     }
-    double now_s = 0, end_s = 0;
+    std::vector<TileUpdate> tiles;
+    double now_s = 0;
     for (const auto& [kind, layer] : operations) {
-      if (Differentiates(kind, layer)) {
-        now_s += backward.compute_s * elems_of(layer) / all_elems;
-      }
+      if (Differentiates(kind, layer)) now_s += compute_s * elems_of(layer) / all_elems;
       const bool is_applied = kind == OperationKind::kHand &&
                               plan_.placement.UpdateTimeOf(layer) == UpdateTime::kAfterHand;
       if (!is_applied) continue;
-      const double update_s = UpdateBytesOnDisk(layer) * s_per_byte;
-      end_s = std::max(end_s, now_s) + update_s;
-      const int num_tiles = plan_.tiles.first_tile(layer + 1) - plan_.tiles.first_tile(layer);
-      const double waiting = std::min(1.0, static_cast<double>(plan_.num_gradient_tiles) /
-                                               std::max(1.0, static_cast<double>(num_tiles)));
-      now_s = std::max(now_s, end_s - waiting * update_s);
+      for (int i = plan_.tiles.first_tile(layer); i < plan_.tiles.first_tile(layer + 1); ++i) {
+        TileUpdate tile = UpdateOf(i, s_per_byte);
+        tile.gradient_s = now_s;
+        tiles.push_back(tile);
+      }
     }
-    return std::max(now_s, end_s) - backward.compute_s;
+    return tiles;
   }
   // With products of matrices: the first layer's gradients have none.
   static bool Differentiates(OperationKind kind, int layer) {
     return kind == OperationKind::kLossAndGradient ||
            (kind == OperationKind::kBackward && layer > 0);
   }
-  double UpdateBytesOnDisk(int layer) const {
+  TileUpdate UpdateOf(int i, double s_per_byte) const {
     const Placement& placement = plan_.placement;
-    int64_t bytes = 0;
-    for (int i = plan_.tiles.first_tile(layer); i < plan_.tiles.first_tile(layer + 1); ++i) {
-      const Tile& tile = plan_.tiles.tiles()[static_cast<size_t>(i)];
-      const bool reads_weights = placement.weights[static_cast<size_t>(layer)] == Tier::kNvme;
-      bytes += (reads_weights ? 2 : 1) * plan_.tiles.WeightBytes(tile);
-      const bool reads_state = placement.state[static_cast<size_t>(i)] == Tier::kNvme;
-      bytes += (reads_state ? 2 : 1) * plan_.tiles.StateBytes(tile);
+    const Tile& tile = plan_.tiles.tiles()[static_cast<size_t>(i)];
+    const auto weights = static_cast<double>(plan_.tiles.WeightBytes(tile));
+    const auto state = static_cast<double>(plan_.tiles.StateBytes(tile));
+    TileUpdate update = {.write_s = (weights + state) * s_per_byte};
+    if (placement.weights[static_cast<size_t>(tile.layer)] == Tier::kNvme) {
+      update.read_s += weights * s_per_byte;
     }
-    return static_cast<double>(bytes);
+    if (placement.state[static_cast<size_t>(i)] == Tier::kNvme) {
+      update.read_s += state * s_per_byte;
+    }
+    return update;
   }
 
   // Weights go to the GPU as the schedule reads them; gradients come back, and activations that

@@ -91,8 +91,8 @@ class WholeStep {
   }
   void Read() {
     ForEachHalf([&](int tile, bool state, std::span<std::byte> bytes, IoOp& op) {
-      state ? store_.StartReadState(tile, bytes, IoClass::kDemandRead, op)
-            : store_.StartReadWeights(tile, bytes, IoClass::kDemandRead, op);
+      state ? store_.StartReadState(tile, bytes, IoClass::kDemand, op)
+            : store_.StartReadWeights(tile, bytes, IoClass::kDemand, op);
     });
     ForEachHalf([&](int, bool, std::span<std::byte>, IoOp& op) {
       FOREBAY_CHECK(store_.engine().Wait(op).ok());

@@ -75,11 +75,11 @@ class SealsTest : public testing::TestWithParam<Layout> {
       const Tile& tile = store.tiles().tiles()[i];
       IoOp op;
       const auto weights = scratch.first(store.tiles().WeightBytes(tile));
-      store.StartReadWeights(i, weights, IoClass::kDemandRead, op);
+      store.StartReadWeights(i, weights, IoClass::kDemand, op);
       status.Update(store.engine().Wait(op));
       status.Update(store.VerifyWeights(i, weights));
       const auto state = scratch.first(store.tiles().StateBytes(tile));
-      store.StartReadState(i, state, IoClass::kDemandRead, op);
+      store.StartReadState(i, state, IoClass::kDemand, op);
       status.Update(store.engine().Wait(op));
       status.Update(store.VerifyState(i, state));
     }

@@ -51,7 +51,7 @@ bool HasZerosBetween(TensorStore& store) {
     if (!tile.raw) continue;
     const auto bytes = scratch.first(tiles.WeightBytes(tile));
     IoOp op;
-    store.StartReadWeights(i, bytes, IoClass::kDemandRead, op);
+    store.StartReadWeights(i, bytes, IoClass::kDemand, op);
     if (!store.engine().Wait(op).ok() || !store.VerifyWeights(i, bytes).ok()) return false;
     for (const TensorSpec& tensor : store.inventory().tensors()) {
       if (tensor.layer != tile.layer) continue;

@@ -93,9 +93,9 @@ void LookAtTiles(TensorStore& store, Found& found) {
       const auto got = read.first(bytes);
       IoOp op;
       if (state) {
-        store.StartReadState(i, got, IoClass::kDemandRead, op);
+        store.StartReadState(i, got, IoClass::kDemand, op);
       } else {
-        store.StartReadWeights(i, got, IoClass::kDemandRead, op);
+        store.StartReadWeights(i, got, IoClass::kDemand, op);
       }
       absl::Status status = store.engine().Wait(op);
       if (status.ok()) status = state ? store.VerifyState(i, got) : store.VerifyWeights(i, got);

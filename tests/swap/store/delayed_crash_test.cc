@@ -59,7 +59,7 @@ class DelayedCrashTest : public CrashFixture {
     for (int i = 0; i < store.tiles().num_tiles(); ++i) {
       const int64_t bytes = store.tiles().WeightBytes(store.tiles().tiles()[i]);
       IoOp op;
-      store.StartReadWeights(i, read.first(bytes), IoClass::kDemandRead, op, Generation::kPrevious);
+      store.StartReadWeights(i, read.first(bytes), IoClass::kDemand, op, Generation::kPrevious);
       absl::Status status = store.engine().Wait(op);
       status.Update(store.VerifyWeights(i, read.first(bytes), Generation::kPrevious));
       if (!status.ok()) return MessageOf(status);

@@ -34,7 +34,7 @@ class PreviousCommitTest : public StoreFixture {
     for (int i = 0; i < store.tiles().num_tiles(); ++i) {
       const int64_t bytes = store.tiles().WeightBytes(store.tiles().tiles()[i]);
       IoOp op;
-      store.StartReadWeights(i, read.first(bytes), IoClass::kDemandRead, op, generation);
+      store.StartReadWeights(i, read.first(bytes), IoClass::kDemand, op, generation);
       FOREBAY_RETURN_IF_ERROR(store.engine().Wait(op));
       FOREBAY_RETURN_IF_ERROR(store.VerifyWeights(i, read.first(bytes), generation));
       FillPattern(expected.first(bytes), step, i, /*state=*/false);

@@ -151,9 +151,9 @@ inline bool HoldsStep(TensorStore& store, int64_t step) {
       const int64_t bytes =
           state ? store.tiles().StateBytes(tile) : store.tiles().WeightBytes(tile);
       if (state) {
-        store.StartReadState(i, read.first(bytes), IoClass::kDemandRead, op);
+        store.StartReadState(i, read.first(bytes), IoClass::kDemand, op);
       } else {
-        store.StartReadWeights(i, read.first(bytes), IoClass::kDemandRead, op);
+        store.StartReadWeights(i, read.first(bytes), IoClass::kDemand, op);
       }
       FillPattern(expected.first(bytes), step, i, state);
       if (!store.engine().Wait(op).ok()) return false;

@@ -79,7 +79,7 @@ TEST_F(TransferBufferTest, ThatIsNotRegisteredWorksAndTheEngineTells) {
   IoOp op;
   const auto weights =
       buffer.bytes().first(store_->tiles().WeightBytes(store_->tiles().tiles()[0]));
-  store_->StartReadWeights(0, weights, IoClass::kDemandRead, op);
+  store_->StartReadWeights(0, weights, IoClass::kDemand, op);
   EXPECT_TRUE(engine_->Wait(op).ok());
 }
 
