@@ -31,7 +31,7 @@
 
 namespace forebay {
 
-// The public functions belong to the training thread.
+// The public functions belong to the training thread, but for ReadEarly.
 class BackgroundUpdates : public GradientSink {
  public:
   // Updates a tile in `buffer`, with `gradient`, and starts its write-backs. On the updates'
@@ -49,8 +49,8 @@ class BackgroundUpdates : public GradientSink {
       UpdateTile update, std::span<const int> then = {});
   ~BackgroundUpdates() override;  // as Drop
 
-  // Until Begin, PauseReading or Drop this object's thread reads what the first updates need, while
-  // nobody else asks for anything of the disk. `staged` is this object's from here on. Any thread.
+  // Until Begin, PauseReading or Drop this object's thread reads what the first updates need,
+  // behind what others prefetch. `staged` is this object's from here on. Any thread.
   void ReadEarly();
   // Behind ReadEarly: nothing more is read, and neither `staged` nor write-backs are looked at,
   // until ReadEarly or Begin.

@@ -56,7 +56,10 @@ bool StagedTiles::TakeEarlyOrder(std::span<const int> tiles) {
 
 bool StagedTiles::NextMustWait() {
   const int before = SlotAt(num_started_).tile;
-  return WritesArePending(order_[next_]) || (before >= 0 && WritesArePending(before));
+  const int tile = order_[next_];
+  // Of the tile's own state also where that is not read.
+  return writes_->StateIsPending(tile) || WritesArePending(tile) ||
+         (before >= 0 && WritesArePending(before));
 }
 
 void StagedTiles::ReadEarly(std::span<const int> tiles, bool waits) {
@@ -72,7 +75,7 @@ bool StagedTiles::ReadEarlyInTurns(std::span<const int> tiles) {
   int num_pending = NumReadsPending();
   while (HasNext() && !GradientIsRead(order_[next_])) {
     if (num_pending >= kMostReadsInTurns || NextMustWait()) return true;
-    if (!StartNextReads(IoClass::kBackground).ok()) return false;
+    if (!StartNextReads().ok()) return false;
     ++num_pending;
   }
   return false;
@@ -146,33 +149,33 @@ absl::Status StagedTiles::ReadAhead() {
 }
 
 // Requires: there is a next tile, and a slot that is not taken.
-absl::Status StagedTiles::StartNextReads(IoClass io_class) {
+absl::Status StagedTiles::StartNextReads() {
   Slot& slot = SlotAt(num_started_);
   if (slot.tile >= 0) FOREBAY_RETURN_IF_ERROR(AwaitWrites(slot.tile));
   // The tile's own last write-back: complete long ago unless the whole store fits the ring.
   const int tile = order_[next_];
   FOREBAY_RETURN_IF_ERROR(writes_->AwaitState(tile));
   if (WeightsAreRead(tile)) FOREBAY_RETURN_IF_ERROR(writes_->AwaitWeights(tile));
-  StartReads(slot, tile, io_class);
+  StartReads(slot, tile);
   ++num_started_;
   next_ = NextToCome(next_ + 1);
   return absl::OkStatus();
 }
 
-void StagedTiles::StartReads(Slot& slot, int tile, IoClass io_class) {
+void StagedTiles::StartReads(Slot& slot, int tile) {
   slot.tile = tile;
   const TileMap& tiles = store_->tiles();
   const Tile& spec = tiles.tiles()[tile];
   if (StateIsRead(tile)) {
-    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(spec)), io_class,
-                           slot.state_read);
+    store_->StartReadState(tile, slot.buffer.state.first(tiles.StateBytes(spec)),
+                           IoClass::kUpdateRead, slot.state_read);
   }
   if (GradientIsRead(tile)) {
     gradients_->StartReadTile(tile, slot.buffer.gradient, slot.gradient_read);
   }
   if (WeightsAreRead(tile)) {
-    store_->StartReadWeights(tile, slot.buffer.weights.first(tiles.WeightBytes(spec)), io_class,
-                             slot.weights_read);
+    store_->StartReadWeights(tile, slot.buffer.weights.first(tiles.WeightBytes(spec)),
+                             IoClass::kUpdateRead, slot.weights_read);
   }
 }
 

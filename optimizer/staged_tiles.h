@@ -56,8 +56,8 @@ class StagedTiles {
   // of before. Nothing of them changes until then. `waits`: for what is still written from the
   // buffers; else those are left for later.
   void ReadEarly(std::span<const int> tiles, bool waits = false);
-  // The same for a thread that calls it again and again: as if nobody waited for it, and little at
-  // a time, so that it keeps nobody else from the disk. Whether there is more to read by and by.
+  // The same for a thread that calls it again and again: little at a time, so that it takes little
+  // of the disk from others. Whether there is more to read by and by.
   bool ReadEarlyInTurns(std::span<const int> tiles);
   // Goes on where a buffer was still being written from. Whether that, and nothing else, keeps it
   // from reading more: then it is worth calling again soon. Waits for nothing.
@@ -101,10 +101,10 @@ class StagedTiles {
   bool NextMustWait();
   int NumReadsPending();
   absl::Status ReadAhead();
-  absl::Status StartNextReads(IoClass io_class = IoClass::kUpdateRead);
+  absl::Status StartNextReads();
   bool WritesArePending(int tile) const;
   absl::Status AwaitWrites(int tile);
-  void StartReads(Slot& slot, int tile, IoClass io_class);
+  void StartReads(Slot& slot, int tile);
   absl::Status AwaitReads(Slot& slot);
   // Drops what was read ahead and goes on from `tile`.
   absl::Status MoveTo(int tile);

@@ -21,7 +21,8 @@ bool UpdateModes::speculates() const {
 void UpdateModes::ExpectSpeculation() {
   FOREBAY_CHECK(speculates());
   impl_->expects_speculation.store(true, std::memory_order_relaxed);
-  // Else whoever applies the last one goes on.
+  // Else whoever applies the last one goes on. Where that is right now nobody does: it is read when
+  // it is needed.
   if (!impl_->AnyIsDue()) impl_->speculation->ReadEarly();
 }
 

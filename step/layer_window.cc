@@ -69,7 +69,8 @@ void LayerWindow::Run() {
   }
 }
 
-// Until the caller wants something, or the filler may go on.
+// Until the caller wants something, or the filler may go on. So the filler may be reading further
+// when Between returns.
 void LayerWindow::Idle(Lock& lock) {
   constexpr std::chrono::milliseconds kSoon{1};
   bool has_more = false;
