@@ -188,7 +188,7 @@ TEST(OffloadedOptimizerWindowTest, ReadsGoOnWhenWritesEndWhoseBuffersTheyTake) {
   const auto norm = (*run)->Backward(1);
   ASSERT_TRUE(norm.ok()) << norm.status();
   expected.Step(1);
-  // What FinishBackward has read for it is in the first buffers.
+  // FinishBackward has read for it into the first buffers.
   const int64_t before = engine.stats().submitted_read_bytes;
   const auto state_bytes = [&](int first_tile, int end_tile) {
     int64_t bytes = 0;

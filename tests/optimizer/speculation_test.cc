@@ -21,7 +21,7 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 class SpeculationTest : public testing::Test {
  protected:
-  // Of two I/O threads, or of enough for writes that a gate holds.
+  // With two I/O threads, or enough for writes that a gate holds.
   void Open(OffloadedRun::Options options = {}, WriteGate* gate = nullptr) {
     options.speculative = true;
     options.weights = Tiers::kNvme;
@@ -37,7 +37,7 @@ class SpeculationTest : public testing::Test {
     ASSERT_TRUE(run_->ApplyAndCommit(step).ok());
     ExpectStoreHolds(run_->store(), expected_);
   }
-  // Of weights and state, in the order in which gradients come.
+  // Bytes of weights and state, of tiles in the order in which gradients come.
   int64_t BytesOfFirst(int num_tiles) const {
     const TileMap& tiles = run_->store().tiles();
     int64_t bytes = 0;
