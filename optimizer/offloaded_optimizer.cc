@@ -300,8 +300,8 @@ void OffloadedOptimizer::AbandonStep() {
   impl_->on_its_way = {};
   impl_->gradients->Abandon();
   impl_->tensors->AbandonStep();
-  // What is staged for updates that are due stays. The swapper's thread applies none meanwhile:
-  // whoever abandons has cancelled what was announced.
+  // Tiles that are staged for updates that are due stay so. The swapper's thread applies none
+  // meanwhile: whoever abandons has cancelled what was announced.
   if (impl_->speculates || was_expected) impl_->speculation->Drop();
   if (impl_->speculates) {
     // A write that failed stays the error of its tile.

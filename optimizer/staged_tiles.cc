@@ -57,7 +57,7 @@ bool StagedTiles::TakeEarlyOrder(std::span<const int> tiles) {
 bool StagedTiles::NextMustWait() {
   const int before = SlotAt(num_started_).tile;
   const int tile = order_[next_];
-  // Of the tile's own state also where that is not read.
+  // The tile's own state counts also where it is not read.
   return writes_->StateIsPending(tile) || WritesArePending(tile) ||
          (before >= 0 && WritesArePending(before));
 }

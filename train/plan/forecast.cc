@@ -189,8 +189,8 @@ class Forecaster {
     }
   }
 
-  // Where all updates are applied in the backward pass, the state of the first is read as far as
-  // staging has room while the forward pass leaves the disk idle. Returns how long that takes.
+  // If all updates are applied in the backward pass, the first tiles are read as far as staging has
+  // room while the forward pass leaves the disk idle. Returns how long that takes.
   double MoveEarlyReads(StepForecast& forecast) const {
     const std::vector<TileUpdate> tiles = UpdatesInBackward(/*compute_s=*/0);
     double read_s = 0;
@@ -213,7 +213,7 @@ class Forecaster {
     double all_s = 0;
     for (const TileUpdate& tile : tiles) all_s += tile.read_s + tile.write_s;
     if (all_s <= 0) return 0;
-    // What else the pass reads comes between.
+    // The pass reads other things too, in between.
     const double slower = std::max(1.0, (backward.disk_s + early_s) / all_s);
     for (TileUpdate& tile : tiles) {
       tile.read_s *= slower;

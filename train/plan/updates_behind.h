@@ -6,7 +6,7 @@
 
 namespace forebay {
 
-// Of a tile, in seconds.
+// A tile's times, in seconds.
 struct TileUpdate {
   double gradient_s = 0;  // when its gradient would be complete, if handing over never waited
   double read_s = 0;      // what the disk takes for it

@@ -116,10 +116,16 @@ TEST_F(ForecastTest, IsEachPassesSlowestPart) {
 TEST_F(ForecastTest, UpdatesInTheBackwardPassMoveTheirDiskTimeThere) {
   options_.gradients = GradientChoice::kSpeculate;
   options_.speculate_layers = 42;  // all
-  const StepForecast step = *MustPlan().forecast;
+  const Plan plan = MustPlan();
+  const StepForecast& step = *plan.forecast;
   EXPECT_EQ(step.forward.bound(), Bound::kCompute);
   EXPECT_EQ(step.backward.bound(), Bound::kDisk);
   EXPECT_GT(step.backward.memory_s, step.forward.memory_s);
+  // The first tiles are read while the forward pass leaves the disk idle.
+  EXPECT_GT(step.forward.disk_s, plan.forward_io_s);
+  EXPECT_LE(step.forward.disk_s, step.forward.compute_s);
+  EXPECT_NEAR(step.forward.disk_s + step.backward.disk_s, plan.io_s_per_step,
+              1e-9 * plan.io_s_per_step);
 }
 
 TEST_F(ForecastTest, UpdatesBesideTheStepHaveAllOfIt) {
