@@ -111,6 +111,7 @@ TEST_F(SwapperTest, ApplyAllUpdatesWithoutAnUpdaterOrDueUpdatesDoesNothing) {
   ASSERT_TRUE(MakeSwapper().ok());
   EXPECT_EQ(swapper_->ApplyAllUpdates(), absl::OkStatus());
   EXPECT_EQ(swapper_->stats().weight_reads, 0);
+  swapper_.reset();  // its thread may be about to ask the updater whether to read further
   updater_.reset();
   ASSERT_TRUE(MakeSwapper().ok());
   EXPECT_EQ(swapper_->ApplyAllUpdates(), absl::OkStatus());
