@@ -177,7 +177,7 @@ bool FileExists(const std::string& path) {
 
 absl::StatusOr<bool> ProbePath(const std::string& path) {
   struct stat info = {};
-  if (::stat(path.c_str(), &info) == 0) return true;
+  if (::lstat(path.c_str(), &info) == 0) return true;
   const int error = errno;
   if (error == ENOENT || error == ENOTDIR) return false;
   const absl::Status failed = StorageError(fmt::format("looking at '{}' failed", path), error);

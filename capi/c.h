@@ -234,9 +234,17 @@ void forebay_layers_destroy(forebay_layers* layers);
 /* Gives the plan as JSON: memory and disk of each part, the bytes that a step moves. Free it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
-/* Whether there is a store in the folders: 1 or 0. What is half made counts as none. Of ranks all
-   make this call, and get -1 where it cannot be told: forebay_layers_open says why. */
+/* Whether there is a store in the folders, whole or damaged: 1 or 0. What a creation left that was
+   killed before its first commit counts as none. -1: that cannot be known, and the next
+   forebay_layers_open says why. Nothing may be created then; forebay_layers_create refuses too.
+   Of ranks all make this call.
+   To go on with a store that has to be there (its disk may not be mounted), call
+   forebay_layers_open without asking: BAD_INPUT if there is none. */
 int32_t forebay_layers_exists(forebay_layers* layers);
+/* Removes the store in the folders if it has made no step, so that one with other weights can be
+   created. USAGE: it has made some, or is open; nothing is removed then. Of ranks all make this
+   call. */
+int32_t forebay_layers_remove(forebay_layers* layers, char** message);
 /* Makes the store. USAGE where one is there; DOES_NOT_FIT, STORAGE; ENVIRONMENT where another
    process uses the folders. */
 int32_t forebay_layers_create(forebay_layers* layers, char** message);

@@ -322,6 +322,10 @@ int32_t forebay_layers_exists(forebay_layers* layers) {
   return -1;
 }
 
+int32_t forebay_layers_remove(forebay_layers* layers, char** message) {
+  return RunOn(layers, message, [](LayersState& state) { return state.run().RemoveUnused(); });
+}
+
 int32_t forebay_layers_create(forebay_layers* layers, char** message) {
   return RunOn(layers, message, [](LayersState& state) { return state.run().BeginCreate(); });
 }

@@ -73,16 +73,9 @@ absl::Status EmbeddedRun::CreateFrom(const std::vector<std::string>& folders) {
   absl::StatusOr<StateToCopy> from = OpenStateToCopy(folders);
   FOREBAY_RETURN_IF_ERROR(AllCan(from.status()));
   FOREBAY_RETURN_IF_ERROR(BeginCreate());
-  // A crash from here on may leave some ranks with a store of some steps, and others with none.
-  const std::string& folder = options_.offload.nvme.front();
-  const auto copy = [&]() -> absl::StatusOr<std::unique_ptr<TensorStore>> {
-    if (options_.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(MarkUnfinished(folder));
-    return FinishCopy(*from);
-  };
-  absl::StatusOr<std::unique_ptr<TensorStore>> store = copy();
+  absl::StatusOr<std::unique_ptr<TensorStore>> store = FinishCopy(*from);
   filler_.reset();
-  FOREBAY_RETURN_IF_ERROR(AllCan(store.status()));
-  if (options_.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(MarkFinished(folder));
+  FOREBAY_RETURN_IF_ERROR(FinishCreation(store));
   return Begin(*std::move(store));
 }
 

@@ -6,21 +6,20 @@
 #include <optional>
 #include <set>
 #include <string_view>
-#include <system_error>
+#include <vector>
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/collective/gather_values.h"
-#include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/store_state.h"
 
 namespace forebay {
 namespace {
 
 constexpr std::string_view kPrefix = "rank-";
 constexpr std::string_view kMiddle = "-of-";
-constexpr char kUnfinished[] = "copy-unfinished";
 
 std::optional<int> NumberAt(std::string_view text) {
   int number = 0;
@@ -38,8 +37,22 @@ std::optional<int> NumRanksIn(std::string_view name) {
   return NumberAt(name.substr(middle + kMiddle.size()));
 }
 
-bool HasStore(const std::string& folder) {
-  return FileExists(JoinPath(folder, kManifestName));
+absl::StatusOr<bool> HasStore(const std::string& folder) {
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(folder));
+  return HasCommit(found.state);
+}
+
+// How many ranks made the stores that lie in folders of ranks ("rank-0-of-2") in `folder`.
+absl::StatusOr<std::set<int>> RanksOfStoresIn(const std::string& folder) {
+  std::set<int> numbers;
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(folder));
+  for (const std::string& name : names) {
+    const std::optional<int> num_ranks = NumRanksIn(name);
+    if (!num_ranks.has_value()) continue;
+    FOREBAY_ASSIGN_OR_RETURN(const bool has_store, HasStore(JoinPath(folder, name)));
+    if (has_store) numbers.insert(*num_ranks);
+  }
+  return numbers;
 }
 
 absl::Status CheckFolderIsOf(const std::string& folder, int num_ranks) {
@@ -49,21 +62,18 @@ absl::Status CheckFolderIsOf(const std::string& folder, int num_ranks) {
         "another folder",
         folder, num_there, num_there == 1 ? "process" : "ranks", num_ranks));
   };
-  if (num_ranks > 1 && HasStore(folder)) return made_by(1);
+  FOREBAY_ASSIGN_OR_RETURN(const bool has_store, HasStore(folder));
+  if (num_ranks > 1 && has_store) return made_by(1);
   const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
   const std::string name =
       path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
-  if (NumRanksIn(name).has_value() && HasStore(folder)) {
+  if (NumRanksIn(name).has_value() && has_store) {
     return UsageError(
         fmt::format("'{}' is the part of one rank. Name the folder that it lies in", folder));
   }
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::optional<int> num_there = NumRanksIn(entry.path().filename().string());
-    if (!num_there.has_value() || *num_there == num_ranks || !HasStore(entry.path())) continue;
-    return made_by(*num_there);
-  }
-  return absl::OkStatus();  // what cannot be listed is told where the store is made or opened
+  FOREBAY_ASSIGN_OR_RETURN(const std::set<int> numbers, RanksOfStoresIn(folder));
+  const auto other = std::ranges::find_if(numbers, [&](int there) { return there != num_ranks; });
+  return other == numbers.end() ? absl::OkStatus() : made_by(*other);
 }
 
 }  // namespace
@@ -88,12 +98,10 @@ absl::Status CheckStoresAreOf(const std::vector<std::string>& folders, int num_r
 absl::StatusOr<int> NumRanksOfStores(const std::vector<std::string>& folders) {
   std::set<int> numbers;
   for (const std::string& folder : folders) {
-    if (HasStore(folder)) numbers.insert(1);
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-      const std::optional<int> num_ranks = NumRanksIn(entry.path().filename().string());
-      if (num_ranks.has_value() && HasStore(entry.path())) numbers.insert(*num_ranks);
-    }
+    FOREBAY_ASSIGN_OR_RETURN(const bool has_store, HasStore(folder));
+    if (has_store) numbers.insert(1);
+    FOREBAY_ASSIGN_OR_RETURN(std::set<int> in_folders, RanksOfStoresIn(folder));
+    numbers.merge(in_folders);
   }
   if (numbers.size() == 1) return *numbers.begin();
   const std::string where = fmt::format("'{}'", fmt::join(folders, "', '"));
@@ -103,37 +111,20 @@ absl::StatusOr<int> NumRanksOfStores(const std::vector<std::string>& folders) {
                   fmt::join(numbers, " and of "), where));
 }
 
-absl::Status MarkUnfinished(const std::string& folder) {
-  return WriteFileAtomically(JoinPath(folder, kUnfinished), "");
-}
-
-absl::Status MarkFinished(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::remove(JoinPath(folder, kUnfinished), error);
-  if (!error) return absl::OkStatus();
-  return StorageError(fmt::format("'{}' cannot be removed: {}. Remove it",
-                                  JoinPath(folder, kUnfinished), error.message()));
-}
-
-bool IsUnfinished(const std::string& folder) {
-  return FileExists(JoinPath(folder, kUnfinished));
-}
-
 absl::Status AgreeOnCreation(const StoreStanding& own, Communicator& ranks, bool& is_left_over) {
   is_left_over = false;
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<StoreStanding> all, GatherValues(ranks, own));
   const auto without = std::ranges::find(all, false, &StoreStanding::is_there);
   if (without == all.end()) return absl::OkStatus();
-  const auto steps_of = [](const StoreStanding& store) {
-    return store.is_unfinished ? 0 : store.step;
-  };
-  const auto newest = std::ranges::max_element(all, {}, steps_of);
-  if (steps_of(*newest) > 0) {
+  const auto finished = std::ranges::find_if(all, [](const StoreStanding& store) {
+    return store.is_there && !store.is_unfinished;
+  });
+  if (finished != all.end()) {
     const auto rank_without = static_cast<int>(without - all.begin());
     return CorruptError(fmt::format(
-        "the store of rank {} has made {} steps, and rank {} ({}) has none. Put back the folder of "
+        "the store of rank {} is at step {}, and rank {} ({}) has none. Put back the folder of "
         "each rank, or name another one",
-        newest - all.begin(), newest->step, rank_without, ranks.host(rank_without)));
+        finished - all.begin(), finished->step, rank_without, ranks.host(rank_without)));
   }
   is_left_over = own.is_there;
   return absl::OkStatus();

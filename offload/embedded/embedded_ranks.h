@@ -22,22 +22,16 @@ absl::Status CheckStoresAreOf(const std::vector<std::string>& folders, int num_r
 // UsageError: there are several.
 absl::StatusOr<int> NumRanksOfStores(const std::vector<std::string>& folders);
 
-// A rank's store that is being copied is marked until those of all ranks have their commit.
-// StorageError.
-absl::Status MarkUnfinished(const std::string& folder);
-absl::Status MarkFinished(const std::string& folder);
-bool IsUnfinished(const std::string& folder);
-
 // The store that a rank has in its folders.
 struct StoreStanding {
   bool is_there = false;       // it has a commit
   int64_t step = 0;            // that is committed
-  bool is_unfinished = false;  // that step is of the state that was copied, if not all have it
+  bool is_unfinished = false;  // StoreState::kUnfinished: other ranks may have no store yet
 };
 
-// Whether a new store may be made, where `own` is what this rank has. A start that was cut off
-// leaves some ranks at step 0, or with a copy that is unfinished, and others without a store:
-// `is_left_over` then. CorruptError: some have made steps, and others have no store.
+// Whether a new store may be made, if `own` is what this rank has. A creation that was cut off
+// leaves some ranks with an unfinished store and others without one: `is_left_over` then.
+// CorruptError: the creation of some ranks' stores was finished, and other ranks have no store.
 // EnvironmentError of the ranks.
 absl::Status AgreeOnCreation(const StoreStanding& own, Communicator& ranks, bool& is_left_over);
 

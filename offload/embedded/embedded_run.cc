@@ -1,50 +1,26 @@
 #include "forebay/offload/embedded/embedded_run.h"
 
 #include <algorithm>
-#include <array>
-#include <fstream>
 #include <span>
 #include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/offload/ask_machine.h"
 #include "forebay/offload/ranks/agreement.h"
 #include "forebay/offload/ranks/read_parts.h"
 #include "forebay/optimizer/held_gradients.h"
-#include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/swap/store/rank_commits.h"
-#include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/store_state.h"
 
 namespace forebay {
 namespace {
 
 std::string ShapeText(const TensorSpec& tensor) {
   return fmt::format("'{}' {}", tensor.name, ToString(tensor.shape));
-}
-
-bool FolderHasManifest(const std::string& folder) {
-  return std::ranges::any_of(kManifestNames,
-                             [&](const char* name) { return FileExists(JoinPath(folder, name)); });
-}
-
-// A commit file is zeros until the first commit. Before the store has its manifest, other bytes may
-// be there for a moment: a new file is tried by writing to it.
-bool FolderHasCommit(const std::string& folder) {
-  const bool has_manifest = FolderHasManifest(folder);
-  return std::ranges::any_of(kCommitNames, [&](const char* name) {
-    const std::string path = JoinPath(folder, name);
-    std::ifstream file(path, std::ios::binary);
-    std::array<char, kCommitRecordBytes> bytes = {};
-    file.read(bytes.data(), std::ssize(bytes));
-    const auto copy = DecodeCommitRecord(std::as_bytes(std::span(bytes)), path);
-    if (!copy.ok() || copy->state == CopyState::kGood) return true;
-    return copy->state == CopyState::kBad && has_manifest;
-  });
 }
 
 // The first tensor that a store does not have as `wanted` says; "": all are alike.
@@ -94,7 +70,8 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
     for (size_t i = 0; i < weights.size(); ++i) limits.disks[i].weight = weights[i];
   }
   if (run->options_.threads == 0) run->options_.threads = limits.num_cores;
-  FOREBAY_RETURN_IF_ERROR(run->MakePlan(limits, run->HasCommit()));
+  FOREBAY_ASSIGN_OR_RETURN(const StoreState state, LookForStore(run->options_.offload.nvme));
+  FOREBAY_RETURN_IF_ERROR(run->MakePlan(limits, HasCommit(state)));
   return run;
 }
 
@@ -174,39 +151,51 @@ absl::Status EmbeddedRun::MakePlan(const MachineLimits& limits, bool store_exist
   return absl::OkStatus();
 }
 
-bool EmbeddedRun::HasCommit() const {
-  return std::ranges::any_of(options_.offload.nvme, FolderHasCommit);
-}
-
 absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
-  if (!HasCommit()) return StoreStanding{};
+  FOREBAY_ASSIGN_OR_RETURN(const StoreState state, LookForStore(options_.offload.nvme));
+  if (!HasCommit(state)) return StoreStanding{};
   FOREBAY_RETURN_IF_ERROR(OpenIo());
+  // To read: who opens it to write ends its creation.
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           TensorStore::Open(options_.offload.nvme, engine_.engine.get()));
+                           TensorStore::Open(options_.offload.nvme, engine_.engine.get(), "",
+                                             StoreAccess::kReadOnly));
   return StoreStanding{.is_there = true,
                        .step = store->committed().step,
-                       .is_unfinished = IsUnfinished(options_.offload.nvme.front())};
+                       .is_unfinished = state == StoreState::kUnfinished};
 }
 
 absl::StatusOr<bool> EmbeddedRun::Exists() {
-  if (options_.ranks == nullptr || session_ != nullptr) return HasCommit();
+  absl::StatusOr<bool> exists = FindStore();
+  why_unclear_ = exists.status();
+  return exists;
+}
+
+absl::StatusOr<bool> EmbeddedRun::FindStore() {
+  if (options_.ranks == nullptr || session_ != nullptr) {
+    FOREBAY_ASSIGN_OR_RETURN(const StoreState state, LookForStore(options_.offload.nvme));
+    return HasCommit(state);
+  }
   FOREBAY_RETURN_IF_ERROR(AgreeOnOptions());
   const absl::StatusOr<StoreStanding> own = StandingOfStore();
   FOREBAY_RETURN_IF_ERROR(AllCan(own.status()));
   bool is_left_over = false;
   FOREBAY_RETURN_IF_ERROR(AgreeOnCreation(*own, *options_.ranks, is_left_over));
-  // The mark goes last: without it what is left over would be a run that has lost a rank's store.
   if (is_left_over) FOREBAY_RETURN_IF_ERROR(TensorStore::Remove(options_.offload.nvme).status());
-  if (own->is_unfinished) FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
   return own->is_there && !is_left_over;
 }
 
-// Removes the rest of a creation that was killed.
-absl::Status EmbeddedRun::RemoveHalfMade() const {
-  if (!std::ranges::any_of(options_.offload.nvme, FolderHasManifest) || HasCommit()) {
-    return absl::OkStatus();
-  }
-  return TensorStore::Remove(options_.offload.nvme).status();
+absl::Status EmbeddedRun::RemoveUnused() {
+  FOREBAY_RETURN_IF_ERROR(CheckCanBegin("remove"));
+  const auto remove = [&]() -> absl::Status {
+    FOREBAY_ASSIGN_OR_RETURN(const StoreStanding own, StandingOfStore());
+    if (!own.is_there) return absl::OkStatus();
+    if (own.step == 0) return TensorStore::Remove(options_.offload.nvme).status();
+    return UsageError(
+        fmt::format("the store in '{}' has made {} steps, and only one without any is removed for "
+                    "another. Remove its folder if nothing of it is needed, or name another folder",
+                    fmt::join(options_.offload.nvme, "', '"), own.step));
+  };
+  return AllCan(remove());
 }
 
 absl::Status EmbeddedRun::CheckCanBegin(std::string_view call) const {
@@ -228,24 +217,16 @@ absl::Status EmbeddedRun::AllCan(const absl::Status& own) const {
   return options_.ranks == nullptr ? own : AgreeThatAllCan(own, *options_.ranks);
 }
 
-absl::Status EmbeddedRun::PrepareToCreate() {
-  FOREBAY_RETURN_IF_ERROR(RemoveHalfMade());
-  // A mark that a crash has left would have a later run taken for a copy, and removed.
-  if (options_.ranks != nullptr) {
-    FOREBAY_RETURN_IF_ERROR(MarkFinished(options_.offload.nvme.front()));
-  }
-  return OpenIo();
-}
-
 absl::Status EmbeddedRun::BeginCreate() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("create"));
   if (TakeStop()) return InterruptedError("stopped on request");
   FOREBAY_RETURN_IF_ERROR(AgreeOnOptions());
-  FOREBAY_RETURN_IF_ERROR(AllCan(PrepareToCreate()));
+  FOREBAY_RETURN_IF_ERROR(AllCan(OpenIo()));
   StoreOptions store = StoreOptionsOf(plan_, options_.offload.nvme);
   if (options_.ranks != nullptr) {
-    FOREBAY_RETURN_IF_ERROR(Exists().status());
+    FOREBAY_RETURN_IF_ERROR(FindStore().status());
     FOREBAY_RETURN_IF_ERROR(AgreeOnPlan());
+    store.finished_by_owner = true;
     // Stores that belong together have one number.
     FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
     FOREBAY_RETURN_IF_ERROR(
@@ -287,10 +268,15 @@ absl::Status EmbeddedRun::Start(Json user) {
   first.trainer = std::move(user);
   absl::StatusOr<std::unique_ptr<TensorStore>> store = filler_->Finish(first);
   filler_.reset();
-  FOREBAY_RETURN_IF_ERROR(store.status());
-  // Behind it no rank is without a store: only until then AgreeOnCreation may find one.
-  if (options_.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(options_.ranks->Barrier());
+  FOREBAY_RETURN_IF_ERROR(FinishCreation(store));
   return Begin(*std::move(store));
+}
+
+// Only from then on every rank keeps its store: AgreeOnCreation removes those of a creation that
+// was cut off.
+absl::Status EmbeddedRun::FinishCreation(const absl::StatusOr<std::unique_ptr<TensorStore>>& own) {
+  FOREBAY_RETURN_IF_ERROR(AllCan(own.status()));
+  return options_.ranks == nullptr ? absl::OkStatus() : (*own)->FinishCreation();
 }
 
 // The store decides. Options that ask for another kind of store are an error.
@@ -343,7 +329,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> EmbeddedRun::OpenStore() {
 absl::Status EmbeddedRun::Open() {
   FOREBAY_RETURN_IF_ERROR(CheckCanBegin("open"));
   if (TakeStop()) return InterruptedError("stopped on request");
-  FOREBAY_ASSIGN_OR_RETURN(const bool exists, Exists());
+  if (!why_unclear_.ok()) return std::exchange(why_unclear_, absl::OkStatus());
+  FOREBAY_ASSIGN_OR_RETURN(const bool exists, FindStore());
   if (!exists) {
     return BadInputError(
         fmt::format("there is no store in '{}'", fmt::join(options_.offload.nvme, "', '")));

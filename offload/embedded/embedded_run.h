@@ -69,9 +69,14 @@ class EmbeddedRun {
   const std::string& note() const { return note_; }
   MemoryBudget& budget() { return *budget_; }
 
-  // Whether a store lies in the folders: of every rank, where there are several. One that is half
-  // made counts as none, and BeginCreate removes it. The errors of AgreeOnCreation.
+  // Whether a store lies in the folders, whole or damaged: of every rank, if there are several. One
+  // that is half made (StoreState) counts as none, and BeginCreate removes it. StorageError if that
+  // cannot be known, which the next Open gives too; the errors of AgreeOnCreation.
   absl::StatusOr<bool> Exists();
+  // Removes a store that is at step 0, for one with other weights; OK if there is none. Of ranks all
+  // make this call. UsageError: it has made steps, or is open; nothing is removed then.
+  // StorageError, CorruptError, EnvironmentError.
+  absl::Status RemoveUnused();
   // Makes a store, to be filled. The errors of TensorStore::Create.
   absl::Status BeginCreate();
   bool IsFilling() const { return filler_ != nullptr; }
@@ -111,7 +116,7 @@ class EmbeddedRun {
       : options_(std::move(options)), inventory_(std::move(inventory)) {}
   absl::Status TakePartOfRank();
   const Inventory& own_inventory() const { return parts_ == nullptr ? inventory_ : own_; }
-  bool HasCommit() const;
+  absl::StatusOr<bool> FindStore();
   absl::StatusOr<StoreStanding> StandingOfStore();
   // The same of all ranks; `own`: whether this one can go on.
   absl::Status AllCan(const absl::Status& own) const;
@@ -122,10 +127,9 @@ class EmbeddedRun {
   GatheredWeightsOptions Gathering() const;
   absl::Status MakePlan(const MachineLimits& limits, bool store_exists);
   bool TakeStop() { return stopped_.exchange(false, std::memory_order_relaxed); }
-  absl::Status RemoveHalfMade() const;
   absl::Status OpenIo();
   absl::Status CheckCanBegin(std::string_view call) const;
-  absl::Status PrepareToCreate();
+  absl::Status FinishCreation(const absl::StatusOr<std::unique_ptr<TensorStore>>& own);
   absl::StatusOr<std::unique_ptr<TensorStore>> OpenStore();
   absl::Status CheckStoreIsOurs(const TensorStore& store) const;
   absl::Status CheckStoreHas(const TensorStore& store, const Inventory& expected) const;
@@ -146,6 +150,7 @@ class EmbeddedRun {
   Inventory own_;                                // this rank's part of it
   OffloadPlan plan_;
   std::atomic<bool> stopped_{false};
+  absl::Status why_unclear_;  // the error of the last Exists
   std::string note_;
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget_;

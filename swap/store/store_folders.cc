@@ -11,6 +11,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "fmt/format.h"
@@ -20,20 +21,19 @@
 #include "forebay/base/json.h"
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/store_lock.h"
+#include "forebay/swap/store/store_state.h"
 
 namespace forebay {
 namespace {
 
 constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
-constexpr const char* kDataNames[] = {kWeightsName,   kStateName,  kScratchName,    kCommitNames[0],
-                                      kSealsNames[0], kIntentName, kCommitNames[1], kSealsNames[1]};
 
-absl::Status HoldsStoreError(const std::string& directory) {
+// `found`: what lies there.
+absl::Status HoldsStoreError(const std::string& directory, const FolderState& found) {
   return UsageError(
-      fmt::format("'{}' already holds a store, which is not overwritten. Continue it with "
-                  "--resume, remove it with 'forebay clean', or "
-                  "choose another folder",
-                  directory));
+      fmt::format("'{}' already holds a store ('{}' is there), which is not overwritten. Continue "
+                  "it with --resume, remove it with 'forebay clean', or choose another folder",
+                  directory, found.file));
 }
 
 absl::StatusOr<bool> HasManifest(const std::string& directory) {
@@ -45,9 +45,11 @@ absl::StatusOr<bool> HasManifest(const std::string& directory) {
   return has;
 }
 
-absl::Status CheckHoldsNoStore(const std::string& directory) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, HasManifest(directory));
-  return holds_store ? HoldsStoreError(directory) : absl::OkStatus();
+// The state of a folder that a store may be made in.
+absl::StatusOr<StoreState> CheckHoldsNoStore(const std::string& directory) {
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(directory));
+  if (HasCommit(found.state)) return HoldsStoreError(directory, found);
+  return found.state;
 }
 
 // `path` and the folders above it, as far as they are not there; the deepest first.
@@ -65,31 +67,38 @@ std::vector<std::string> FoldersToMake(const std::string& path) {
 
 absl::Status TakeClaim(StoreFolder& folder) {
   const std::string& directory = folder.directory;
-  FOREBAY_RETURN_IF_ERROR(CheckHoldsNoStore(directory));
-  // Data files beside a lock are the rest of a creation that was killed. Without a lock they are
-  // somebody else's.
-  const std::string lock_path = JoinPath(directory, kLockName);
-  FOREBAY_ASSIGN_OR_RETURN(const bool had_lock, ProbePath(lock_path));
-  for (const char* name : kDataNames) {
-    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
-    if (is_there && !had_lock) {
-      return UsageError(
-          fmt::format("'{}' holds a file '{}' that no store of forebay made. Move it away or "
-                      "choose another folder",
-                      directory, name));
-    }
+  // Before a lock is made in a folder of others.
+  FOREBAY_RETURN_IF_ERROR(CheckHoldsNoStore(directory).status());
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeStoreLock(JoinPath(directory, kLockName)));
+  // A store may have been made while this waited for the lock.
+  FOREBAY_ASSIGN_OR_RETURN(const StoreState state, CheckHoldsNoStore(directory));
+  if (state == StoreState::kHalfMade) {
+    FOREBAY_RETURN_IF_ERROR(RemoveStoreFiles(directory).status());
   }
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeStoreLock(lock_path));
-  // Created while this waited for the lock.
-  FOREBAY_RETURN_IF_ERROR(CheckHoldsNoStore(directory));
-  FOREBAY_RETURN_IF_ERROR(RemoveStoreFiles(directory).status());
   folder.lock = std::move(lock);
-  return absl::OkStatus();
+  return MarkCreating(directory);
+}
+
+// No folder may hide what is looked for: it is named before anything is changed.
+absl::Status CheckIsNoFolder(const std::string& directory, const char* name) {
+  const std::string path = JoinPath(directory, name);
+  if (!IsDirectory(path)) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "'{}' is a folder, and a file of the store has that name. Nothing was changed. Put back the "
+      "file that belongs there",
+      path));
 }
 
 absl::Status CheckHoldsStore(const std::string& directory) {
   FOREBAY_ASSIGN_OR_RETURN(const bool holds_store, HasManifest(directory));
   if (holds_store) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(directory));
+  if (found.state == StoreState::kThere) {
+    return CorruptError(fmt::format(
+        "'{}' holds '{}' of a store, but neither of its manifests ('{}', '{}') can be found. "
+        "Nothing was changed. Put back one of them, or restore the store from a copy",
+        directory, found.file, kManifestNames[0], kManifestNames[1]));
+  }
   return BadInputError(
       fmt::format("'{}' holds no store ({} is missing). Name the folder of a run that was "
                   "started with its state on NVMe",
@@ -126,6 +135,9 @@ absl::StatusOr<StoreManifest> ReadManifestAt(const std::string& path) {
 // with; the error of the first where neither can be believed.
 absl::StatusOr<FoundManifest> ReadManifest(const std::string& directory) {
   FOREBAY_RETURN_IF_ERROR(CheckHoldsStore(directory));
+  for (const char* name : kManifestNames) {
+    FOREBAY_RETURN_IF_ERROR(CheckIsNoFolder(directory, name));
+  }
   std::vector<std::string> paths;
   std::vector<absl::StatusOr<StoreManifest>> read;
   for (const char* name : kManifestNames) {
@@ -267,8 +279,10 @@ absl::StatusOr<std::string> StoreIn(const std::string& directory) {
 // Others have files of these names too: a lock and a manifest that says nothing to us, without any
 // data of ours, are theirs.
 absl::Status CheckManifestIsOurs(const std::string& directory) {
-  for (const char* name : kDataNames) {
-    if (FileExists(JoinPath(directory, name))) return absl::OkStatus();
+  for (const char* name : kStoreFileNames) {
+    const bool is_generic = name == kManifestNames[0] || name == kManifestNames[1] ||
+                            std::string_view(name) == kOwnerName;
+    if (!is_generic && FileExists(JoinPath(directory, name))) return absl::OkStatus();
   }
   FOREBAY_ASSIGN_OR_RETURN(const bool has_manifest, HasManifest(directory));
   FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
@@ -292,8 +306,8 @@ enum class PartState { kNotThere, kOurs, kOfOthers };
 // others': 'lock' and 'manifest.json' are names that others give to their files too.
 absl::StatusOr<PartState> LookForPart(const std::string& directory, const std::string& uuid) {
   FOREBAY_ASSIGN_OR_RETURN(const bool has_lock, ProbePath(JoinPath(directory, kLockName)));
-  FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(directory));
-  if (!has_lock && !has_files) return PartState::kNotThere;
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState there, LookAtFolder(directory));
+  if (!has_lock && there.file.empty()) return PartState::kNotThere;
   FOREBAY_ASSIGN_OR_RETURN(const std::string found, StoreIn(directory));
   return !found.empty() && found == uuid ? PartState::kOurs : PartState::kOfOthers;
 }
@@ -390,7 +404,8 @@ absl::StatusOr<std::vector<StoreFolder>> ClaimFolders(std::span<const std::strin
   if (status.ok()) return folders;
   std::ranges::reverse(folders);  // one may have been made on the way to another
   for (const StoreFolder& folder : folders) {
-    if (folder.lock.valid()) RemoveLock(folder.directory);
+    // The lock stays with a mark that could not be removed.
+    if (folder.lock.valid() && UnmarkCreating(folder.directory).ok()) RemoveLock(folder.directory);
     RemoveMade(folder.made);
   }
   return status;
@@ -426,22 +441,13 @@ bool IsAnyLocked(std::span<const std::string> directories) {
   });
 }
 
-absl::StatusOr<bool> HoldsStoreFiles(const std::string& directory) {
-  std::vector<const char*> names(std::begin(kDataNames), std::end(kDataNames));
-  names.insert(names.end(), {kManifestNames[0], kManifestNames[1], kOwnerName});
-  for (const char* name : names) {
-    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(directory, name)));
-    if (is_there) return true;
-  }
-  return false;
-}
-
 absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
-  int64_t freed_bytes = 0;
-  for (const char* name : kManifestNames) {
-    FOREBAY_RETURN_IF_ERROR(RemoveFile(JoinPath(directory, name)));
+  for (const char* name : kStoreFileNames) {
+    FOREBAY_RETURN_IF_ERROR(CheckIsNoFolder(directory, name));
   }
-  for (const char* name : kDataNames) {
+  int64_t freed_bytes = 0;
+  for (const char* name : kStoreFileNames) {
+    if (std::string_view(name) == kOwnerName) continue;
     const std::string path = JoinPath(directory, name);
     const int64_t size_bytes = FileSize(path).value_or(0);
     FOREBAY_RETURN_IF_ERROR(RemoveFile(path));
@@ -449,8 +455,9 @@ absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
   }
   // Fails where something else is in it, which then stays.
   ::rmdir(JoinPath(directory, kCopyFolderName).c_str());
-  // Last: until then it says whose the rest is.
+  // Last: until then they say whose the rest is, and that it may be removed.
   FOREBAY_RETURN_IF_ERROR(RemoveFile(JoinPath(directory, kOwnerName)));
+  FOREBAY_RETURN_IF_ERROR(UnmarkCreating(directory));
   return freed_bytes;
 }
 

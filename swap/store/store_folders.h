@@ -36,6 +36,11 @@ inline constexpr int64_t kSpareBlockOffsetBytes = kCommitRecordBytes;
 // asks for one key of it alone: kOwnersStoreKey, its uuid as ToHex has it.
 inline constexpr char kOwnerName[] = "owner.json";
 inline constexpr char kOwnersStoreKey[] = "store_uuid";
+// Every file that only a store has in its folder. Not among them: the lock, and the mark of a
+// creation (store_state.h).
+inline constexpr const char* kStoreFileNames[] = {
+    kManifestNames[0], kManifestNames[1], kWeightsName,   kStateName,     kScratchName, kIntentName,
+    kCommitNames[0],   kCommitNames[1],   kSealsNames[0], kSealsNames[1], kOwnerName};
 
 // "'a'" and "'a', 'b'": for messages.
 std::string QuotedList(std::span<const std::string> directories);
@@ -70,11 +75,11 @@ struct StoreFolder {
   std::vector<std::string> damaged_manifests;
 };
 
-// Makes the folders, takes their locks, and makes sure that nothing is in the way of a new store.
-// What a creation left behind that was killed before the folder had its manifest is removed.
-// UsageError when a folder holds a store already or files that somebody else made, or is named
-// twice; EnvironmentError when one is in use; StorageError. After an error the folders are as they
-// were, but for such remains.
+// Makes the folders, takes their locks, makes sure that nothing is in the way of a new store, and
+// marks them as being created. What a creation left that was killed before its first commit
+// (StoreState::kHalfMade) is removed. UsageError if a folder holds anything else of a store, or is
+// named twice; EnvironmentError if one is in use; StorageError if a folder cannot be read. After an
+// error the folders are as they were, except for such remains.
 absl::StatusOr<std::vector<StoreFolder>> ClaimFolders(std::span<const std::string> directories);
 
 // Undoes what a claim made, `made` of a StoreFolder, as far as the folders are empty.
@@ -95,12 +100,10 @@ absl::StatusOr<OpenedFolders> OpenFolders(std::span<const std::string> directori
 // Whether somebody writes to the store in one of `directories`. Waits for nothing.
 bool IsAnyLocked(std::span<const std::string> directories);
 
-// Whether there is a file with a name of a store's, but for the lock. StorageError.
-absl::StatusOr<bool> HoldsStoreFiles(const std::string& directory);
-
-// The manifest and the data; the folder and its lock stay. By whoever holds the lock. Bytes of data
-// that were freed; StorageError when a file could not be removed, and those after it are there
-// still.
+// The manifest and the data, and as the last file the mark of a creation; the folder and its lock
+// stay. By whoever holds the lock. Bytes of data that were freed; StorageError if a file could not
+// be removed, and those after it are there still. A folder in the place of a file is found before
+// anything is removed.
 absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory);
 // By whoever holds the lock, as the last thing: from then on another may take the folder.
 void RemoveLock(const std::string& directory);

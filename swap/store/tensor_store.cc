@@ -13,6 +13,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file_space.h"
 #include "forebay/swap/store/store_lock.h"
+#include "forebay/swap/store/store_state.h"
 #include "forebay/swap/store/tensor_store_impl.h"
 
 namespace forebay {
@@ -160,6 +161,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   impl->reserve_space = !options.unfilled;
   impl->has_commit = options.unfilled;
   impl->unfilled = options.unfilled;
+  impl->is_being_created = true;
+  impl->finished_by_owner = options.finished_by_owner;
   StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.scratch_bytes);
   if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
@@ -239,7 +242,19 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
                            OpenUncommitted(directories, engine, uuid, TileFiles::kWhole, access));
   FOREBAY_RETURN_IF_ERROR(access == StoreAccess::kBesideWriter ? store->impl_->FollowCommit()
                                                                : store->impl_->RecoverCommit());
+  if (access == StoreAccess::kReadWrite && store->has_commit()) {
+    FOREBAY_RETURN_IF_ERROR(store->FinishCreation());
+  }
   return store;
+}
+
+absl::Status TensorStore::FinishCreation() {
+  FOREBAY_CHECK(has_commit());
+  for (const std::string& directory : impl_->directories) {
+    FOREBAY_RETURN_IF_ERROR(UnmarkCreating(directory));
+  }
+  impl_->is_being_created = false;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<int64_t> TensorStore::Remove(const std::vector<std::string>& directories) {
@@ -258,7 +273,8 @@ absl::Status TensorStore::Impl::EnsureScratchArea(const StripeBytes& size_bytes)
   for (size_t i = 0; i < stripes.size(); ++i) {
     if (needed_bytes[i] <= scratch_bytes[i]) continue;
     const std::string path = JoinPath(directories[i], kScratchName);
-    FOREBAY_ASSIGN_OR_RETURN(opened[i], OpenDirectFile(path, {.create = !FileExists(path),
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(path));
+    FOREBAY_ASSIGN_OR_RETURN(opened[i], OpenDirectFile(path, {.create = !is_there,
                                                               .size_bytes = needed_bytes[i],
                                                               .reserve = reserve_space,
                                                               .direct = engine->direct()}));

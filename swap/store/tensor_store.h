@@ -58,6 +58,9 @@ struct StoreOptions {
   // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be
   // empty.
   std::function<absl::Status(const std::string& directory)> write_owner;
+  // The first commit does not end the creation, FinishCreation does: for several stores that are
+  // made together, of which one without the others is not worth keeping.
+  bool finished_by_owner = false;
 };
 
 // What a commit carries for a resume. `trainer` is the trainer's own object (data position, RNG,
@@ -123,11 +126,9 @@ class TensorStore {
  public:
   // Reserves all space at once (DoesNotFitError names what is missing), writes nothing but the
   // manifests (WriteSpareSpace does). The store has no committed step until the first Commit.
-  // UsageError when a folder already holds a store, or is named twice. A creation that fails leaves
-  // nothing behind, no folder that it made either. What one left that was killed is removed, but
-  // not from a folder that has its manifest by then: of several folders the last may, while the
-  // first has none, and nothing tells it from the part of a store whose first folder is elsewhere.
-  // Remove() is for whoever knows.
+  // UsageError if a folder holds anything of a store, or is named twice. A creation that fails
+  // leaves nothing, and no folder that it made either. The rest of one that was killed before its
+  // first commit is removed: its mark says that it is one (store_state.h).
   static absl::StatusOr<std::unique_ptr<TensorStore>> Create(const StoreOptions& options,
                                                              const Inventory& inventory,
                                                              Engine* engine);
@@ -151,6 +152,10 @@ class TensorStore {
   static absl::StatusOr<RepairReport> Repair(
       const std::vector<std::string>& directories, Engine* engine, const std::string& uuid,
       MemoryBudget* budget, const std::function<void(int64_t done, int64_t all)>& progress);
+  // Ends the creation: the folders lose their mark, durably, and from then on nothing removes the
+  // store for a new one. The first commit does so, except with StoreOptions::finished_by_owner.
+  // Opening the store to write to it does so too. StorageError. Requires: a commit.
+  absl::Status FinishCreation();
   // Removes the files of the store in `directories`, whole or not, and each folder when nothing
   // else is in it; what no store makes stays. Returns the bytes that were freed. EnvironmentError
   // (in use), BadInputError (no store there), UsageError (a folder named twice), StorageError;

@@ -8,6 +8,7 @@
 #include "fmt/format.h"
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/swap/store/store_state.h"
 #include "forebay/swap/store/tensor_store_impl.h"
 
 namespace forebay {
@@ -134,7 +135,7 @@ absl::Status TensorStore::Impl::RecoverCommit() {
         "read");
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::optional<ChosenCommit> chosen, choice);
-  if (!chosen.has_value()) return absl::OkStatus();
+  if (!chosen.has_value()) return CheckIsBeingCreated();
   FOREBAY_RETURN_IF_ERROR(CheckRecord(chosen->record, chosen->source));
   absl::StatusOr<Json> trainer = ParseJson(chosen->record.trainer, chosen->source);
   if (!trainer.ok()) {
@@ -151,6 +152,18 @@ absl::Status TensorStore::Impl::RecoverCommit() {
   FOREBAY_RETURN_IF_ERROR(RepairCopies(folders));
   FOREBAY_RETURN_IF_ERROR(RestoreTables());
   return RepairManifests();
+}
+
+// A creation ends with a commit, so only a store whose creation was cut off has none.
+absl::Status TensorStore::Impl::CheckIsBeingCreated() {
+  FOREBAY_ASSIGN_OR_RETURN(is_being_created,
+                           ProbePath(JoinPath(directories.front(), kCreatingName)));
+  if (is_being_created || access == StoreAccess::kBesideWriter) return absl::OkStatus();
+  return CorruptError(fmt::format(
+      "the commit records of the store in {} are lost: they are zeros, in a store that was "
+      "committed. Nothing was changed. 'forebay inspect RUN --repair' makes them anew from the "
+      "checksums; else restore the store from a copy",
+      Where()));
 }
 
 absl::Status TensorStore::Impl::FlushData() {
@@ -228,6 +241,7 @@ void TensorStore::DiscardWrites() {
 }
 
 absl::Status TensorStore::Impl::CheckTakesCommits() const {
+  FOREBAY_CHECK(!has_commit || !is_being_created || unfilled);  // FinishCreation comes before
   if (failure.ok()) return absl::OkStatus();
   return Annotate(
       failure,
@@ -245,7 +259,9 @@ absl::Status TensorStore::Commit(const CommitInfo& info,
                                  const std::function<absl::Status()>& before_record) {
   FOREBAY_RETURN_IF_ERROR(impl_->CheckTakesCommits());
   FOREBAY_CHECK(impl_->AllTilesAre(TileProgress::kWritten));
-  return impl_->Publish(info, /*changes_tiles=*/true, before_record);
+  FOREBAY_RETURN_IF_ERROR(impl_->Publish(info, /*changes_tiles=*/true, before_record));
+  if (!impl_->is_being_created || impl_->finished_by_owner) return absl::OkStatus();
+  return impl_->failure = FinishCreation();
 }
 
 absl::Status TensorStore::CommitSkipped(const CommitInfo& info,

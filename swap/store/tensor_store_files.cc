@@ -90,6 +90,29 @@ std::string TensorStore::Impl::LengthProblem(int index, const char* name,
   return *found_bytes == size_bytes ? "" : fmt::format("has {} bytes", *found_bytes);
 }
 
+// Before anything is opened: a name may be that of a folder or a link, and then what belongs there
+// is elsewhere.
+absl::Status TensorStore::Impl::CheckKinds() {
+  for (int index = 0; index < tiles.num_stripes(); ++index) {
+    for (const FileSpec& spec : FilesOf(index)) {
+      const std::string path = JoinPath(directories[index], spec.name);
+      struct stat info = {};
+      if (::lstat(path.c_str(), &info) != 0) {
+        if (errno == ENOENT) continue;
+        return StorageErrorWithAdvice(fmt::format("looking at '{}' failed", path), errno);
+      }
+      if (S_ISREG(info.st_mode)) continue;
+      return CorruptError(fmt::format(
+          "'{}' is {}, and the store's file has to be there. Nothing was changed. Put the file "
+          "back, or restore the store from a copy",
+          path, S_ISLNK(info.st_mode)   ? "a symbolic link"
+                : S_ISDIR(info.st_mode) ? "a folder"
+                                        : "no regular file"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Before anything is opened, and so before anything is made anew: a file of a wrong length may be
 // another one that took its name.
 absl::Status TensorStore::Impl::CheckLengths(TileFiles tile_files) {
@@ -121,11 +144,38 @@ absl::Status TensorStore::Impl::CheckLengths(TileFiles tile_files) {
       problems));
 }
 
-absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
-  FOREBAY_RETURN_IF_ERROR(CheckLengths(tile_files));
+// Before one of them is made anew from the other.
+absl::Status TensorStore::Impl::CheckCopies() {
   for (int index = 0; index < tiles.num_stripes(); ++index) {
     for (const FileSpec& spec : FilesOf(index)) {
-      FOREBAY_RETURN_IF_ERROR(OpenFile(index, spec, tile_files));
+      if (spec.other_copy == nullptr) continue;
+      const std::string problem = LengthProblem(index, spec.name, spec.size_bytes);
+      if (problem.empty() || LengthProblem(index, spec.other_copy, spec.size_bytes).empty()) {
+        continue;
+      }
+      return CorruptError(fmt::format(
+          "the store's file '{}' {}, and its copy '{}' is as bad. 'forebay inspect RUN --repair' "
+          "makes them anew where that is possible; else restore the store from a copy",
+          JoinPath(directories[index], spec.name), problem,
+          JoinPath(directories[index], spec.other_copy)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What can be opened as it is comes first: a file that cannot be is named before another one is
+// made anew.
+absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
+  FOREBAY_RETURN_IF_ERROR(CheckKinds());
+  FOREBAY_RETURN_IF_ERROR(CheckLengths(tile_files));
+  if (tile_files == TileFiles::kWhole) FOREBAY_RETURN_IF_ERROR(CheckCopies());
+  for (const bool as_they_are : {true, false}) {
+    for (int index = 0; index < tiles.num_stripes(); ++index) {
+      for (const FileSpec& spec : FilesOf(index)) {
+        const bool is_whole = LengthProblem(index, spec.name, spec.size_bytes).empty();
+        if ((is_whole || spec.other_copy == nullptr) != as_they_are) continue;
+        if (*spec.number < 0) FOREBAY_RETURN_IF_ERROR(OpenFile(index, spec));
+      }
     }
   }
   return absl::OkStatus();
@@ -134,7 +184,7 @@ absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
 // A file of which there is another copy is made anew where it is not there, or brought to its
 // length, and done without by who only reads; what belongs into it is written when it is known
 // (RepairCopies, RepairTable).
-absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFiles tile_files) {
+absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec) {
   const std::string path = JoinPath(directories[index], spec.name);
   const std::string problem = LengthProblem(index, spec.name, spec.size_bytes);
   const bool is_missing = problem == kMissing;
@@ -144,14 +194,6 @@ absl::Status TensorStore::Impl::OpenFile(int index, const FileSpec& spec, TileFi
         "the store's file '{}' is missing, and nothing else has what was in it. Restore it from a "
         "copy, or start the run again",
         path));
-  }
-  if (!problem.empty() && has_copy && tile_files == TileFiles::kWhole &&
-      !LengthProblem(index, spec.other_copy, spec.size_bytes).empty()) {
-    return CorruptError(
-        fmt::format("the store's file '{}' {}, and its copy '{}' is as bad. 'forebay inspect RUN "
-                    "--repair' makes "
-                    "them anew where that is possible; else restore the store from a copy",
-                    path, problem, JoinPath(directories[index], spec.other_copy)));
   }
   const bool writes = access == StoreAccess::kReadWrite;
   if (!problem.empty() && has_copy && writes) return RemakeFile(index, spec, is_missing);

@@ -102,9 +102,11 @@ struct TensorStore::Impl {
   std::vector<FileSpec> FilesOf(int index);
   absl::Status CreateFiles();
   absl::Status OpenFiles(TileFiles tile_files);
-  absl::Status OpenFile(int index, const FileSpec& spec, TileFiles tile_files);
+  absl::Status OpenFile(int index, const FileSpec& spec);
   absl::Status RemakeFile(int index, const FileSpec& spec, bool is_missing);
   std::string LengthProblem(int index, const char* name, int64_t size_bytes) const;
+  absl::Status CheckKinds();
+  absl::Status CheckCopies();
   absl::Status CheckLengths(TileFiles tile_files);
   absl::Status RepairLengths();
   absl::Status AddFile(DirectFile file, const std::string& path, int& number);
@@ -128,6 +130,7 @@ struct TensorStore::Impl {
   absl::Status CheckTakesCommits() const;
   absl::Status PublishOverwriting();
   absl::Status RecoverCommit();
+  absl::Status CheckIsBeingCreated();
   absl::Status CheckRecord(const CommitRecord& found, const std::string& source) const;
   absl::StatusOr<std::vector<FolderCopies>> ReadCopies();
   absl::StatusOr<DecodedCopy> ReadCopy(const Stripe& stripe, int copy, absl::Status& unreadable);
@@ -300,6 +303,8 @@ struct TensorStore::Impl {
   // By slot; in the working slot's, those of the tiles that were written so far.
   std::vector<TileSeals> seals;
 
+  bool is_being_created = false;  // the folders are marked (store_state.h)
+  bool finished_by_owner = false;
   bool has_commit = false;
   CommitRecord record;  // the committed one
   uint64_t record_hash = 0;

@@ -30,7 +30,8 @@ int64_t TensorStore::IntentBytes(const TileMap& tiles) {
 absl::Status TensorStore::Impl::EnsureIntentFile() {
   if (intent_file >= 0) return absl::OkStatus();
   const std::string path = JoinPath(directories.front(), kIntentName);
-  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = !FileExists(path),
+  FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(path));
+  FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = !is_there,
                                                                   .size_bytes = IntentBytes(tiles),
                                                                   .reserve = reserve_space,
                                                                   .direct = engine->direct()}));

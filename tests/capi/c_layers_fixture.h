@@ -54,6 +54,7 @@ struct Settings {
   int num_layers = kNumLayers;
   int64_t commit_every = 0;
   std::vector<double> shares = {1};  // of as many folders, named 0, 1 and so on
+  int32_t engine = FOREBAY_ENGINE_AUTO;
   int32_t device = FOREBAY_HOST;
   int32_t device_index = 0;
   forebay_ranks* ranks = nullptr;
@@ -116,6 +117,7 @@ class Layers {
     options.update_in_backward = settings.update_in_backward;
     options.num_threads = 2;
     options.tile_elems = 4096;
+    options.engine = settings.engine;
     options.device = settings.device;
     options.device_index = settings.device_index;
     options.ranks = settings.ranks;

@@ -29,7 +29,8 @@ absl::Status CheckNothingIsAt(const std::string& out) {
   std::vector<std::string> places = BesideExport(out);
   places.insert(places.begin(), out);
   for (const std::string& place : places) {
-    if (!FileExists(place)) continue;
+    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(place));
+    if (!is_there) continue;
     return UsageError(fmt::format(
         "--out={}: there is something at '{}'. Remove it, or choose another folder", out, place));
   }

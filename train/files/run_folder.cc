@@ -12,6 +12,7 @@
 #include "forebay/base/round_up.h"
 #include "forebay/model/files/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/store_state.h"
 #include "forebay/train/files/committed_trainer.h"
 #include "forebay/train/files/rank_folder.h"
 #include "forebay/train/files/run_lock.h"
@@ -181,9 +182,9 @@ absl::StatusOr<CleanedRun> RemoveOwnParts(const std::string& run_directory, cons
   CleanedRun cleaned;
   std::vector<std::string> ours;
   for (const std::string& directory : directories) {
-    FOREBAY_ASSIGN_OR_RETURN(const bool holds_files, HoldsStoreFiles(directory));
+    FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(directory));
     const StoreOwner owner = FindOwner(directory, run_directory, uuid);
-    if (!holds_files || owner.ownership == Ownership::kOurs) {
+    if (found.file.empty() || owner.ownership == Ownership::kOurs) {
       ours.push_back(directory);
     } else {
       cleaned.of_others.push_back({directory, owner.why});

@@ -13,9 +13,10 @@
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/base/output_folder.h"
-#include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/store_state.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
+#include "forebay/train/files/store_owner.h"
 #include "forebay/train/files/swap_area.h"
 
 namespace forebay {
@@ -95,17 +96,30 @@ absl::Status LookAtFolders(const TrainOptions& options) {
 
 // Refuses a folder of others whose files a creation would take for the rest of an unfinished one.
 absl::Status CheckIsNoRestOfOthers(const std::string& store) {
-  for (const char* name : kManifestNames) {
-    FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(JoinPath(store, name)));
-    if (is_there) return absl::OkStatus();  // which the creation refuses
-  }
-  FOREBAY_ASSIGN_OR_RETURN(const bool has_files, HoldsStoreFiles(store));
-  if (!has_files) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(store));
+  if (found.file.empty()) return absl::OkStatus();
   return UsageError(fmt::format(
       "the swap area of this run would be '{}', and nothing says that the files there "
       "are of its unfinished start. Remove them if nothing of them is needed, or choose "
       "another --out or --nvme",
       store));
+}
+
+// run.json says that the run in `out` was never begun, so its store carries the mark of a creation.
+// One that does not has been trained, and run.json is not of that time.
+absl::Status CheckIsUnfinished(const std::string& out, const std::string& uuid,
+                               const std::vector<std::string>& stores) {
+  for (const std::string& store : stores) {
+    FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(store));
+    if (found.state != StoreState::kThere) continue;
+    if (FindOwner(store, out, uuid).ownership != Ownership::kOurs) continue;
+    return UsageError(fmt::format(
+        "'{}' holds a store of the run in '{}' whose creation ended, though run.json says that the "
+        "run was never begun. Nothing was changed. Put back the run.json of that time, remove the "
+        "run with 'forebay clean' if nothing of it is needed, or choose another --out",
+        store, out));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -128,6 +142,7 @@ absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options, std::string* 
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> unfinished, StoreOfUnfinishedStart(out));
   if (unfinished.empty()) return lock;
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(out));
+  FOREBAY_RETURN_IF_ERROR(CheckIsUnfinished(out, StoreUuidOf(json), unfinished));
   FOREBAY_RETURN_IF_ERROR(RemoveOwnParts(out, StoreUuidOf(json), unfinished).status());
   for (const std::string& store : NewStoreDirectories(options)) {
     FOREBAY_RETURN_IF_ERROR(CheckIsNoRestOfOthers(store));

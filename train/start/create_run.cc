@@ -138,6 +138,7 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   if (!note.empty()) observer.OnNote(note);
   StoreOptions store = StoreOptionsOf(run.plan, NewStoreDirectories(run.options));
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
+  store.finished_by_owner = true;
   FOREBAY_RETURN_IF_ERROR(
       WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint, source)));
   FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source.files));
@@ -157,7 +158,10 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   run.model_directory = run.paths.files;
   // Where one rank's run is ready, every rank has its store.
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
-  return WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint, source));
+  FOREBAY_RETURN_IF_ERROR(
+      WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint, source)));
+  // Not before: whoever finds a run that is being created may remove only what is marked.
+  return run.store->FinishCreation();
 }
 
 }  // namespace forebay

@@ -173,6 +173,7 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
   StoreOptions store;
   store.directories = {result.store};
   store.uuid = uuid;
+  store.finished_by_owner = true;
   store.layout = ExactLayoutOf(dtype);
   store.write_owner = [&](const std::string& directory) {
     return WriteOwner(directory, options.out, ToHex(uuid));
@@ -199,7 +200,8 @@ absl::Status WriteRun(const InitOptions& options, const Source& source, DType dt
       const std::unique_ptr<TensorStore> made,
       CreateFilledStore(store, inventory, fill, first, engine.get(), &no_limit, {}, on_space));
   run["state"] = kRunReady;
-  return WriteRunJson(paths, run);
+  FOREBAY_RETURN_IF_ERROR(WriteRunJson(paths, run));
+  return made->FinishCreation();
 }
 
 }  // namespace

@@ -99,7 +99,9 @@ struct Creation {
 
 TEST(AgreeOnCreation, IsWhatTheStoresOfAllSay) {
   constexpr StoreStanding kNone;
-  constexpr StoreStanding kNew = {.is_there = true, .step = 0};
+  constexpr StoreStanding kNew = {.is_there = true, .step = 0, .is_unfinished = true};
+  constexpr StoreStanding kCopied = {.is_there = true, .step = 7, .is_unfinished = true};
+  constexpr StoreStanding kFinished = {.is_there = true, .step = 0};
   constexpr StoreStanding kUsed = {.is_there = true, .step = 7};
   const std::vector<Creation> creations = {
       {.standings = {kNone, kNone, kNone}},
@@ -107,12 +109,17 @@ TEST(AgreeOnCreation, IsWhatTheStoresOfAllSay) {
       {.standings = {kUsed, kNew, kUsed}},  // told apart when they are opened
       {.standings = {kNew, kNone, kNone}, .leaves_some = true},
       {.standings = {kNone, kNew, kNew}, .leaves_some = true},
+      {.standings = {kCopied, kNone, kNew}, .leaves_some = true},
+      {.standings = {kFinished, kNew, kNew}},  // a creation that was ended on one so far
+      {.standings = {kFinished, kNew, kNone},
+       .code = ExitCode::kCorrupt,
+       .says = "rank 0 is at step 0, and rank 2"},
       {.standings = {kNew, kNone, kUsed},
        .code = ExitCode::kCorrupt,
-       .says = "rank 2 has made 7 steps, and rank 1"},
+       .says = "rank 2 is at step 7, and rank 1"},
       {.standings = {kUsed, kUsed, kNone},
        .code = ExitCode::kCorrupt,
-       .says = "rank 0 has made 7 steps, and rank 2"},
+       .says = "rank 0 is at step 7, and rank 2"},
   };
   for (const Creation& creation : creations) {
     RunOnRanks({.num_ranks = 3}, [&](Communicator& ranks) {
