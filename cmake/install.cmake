@@ -18,6 +18,7 @@ set(FOREBAY_PUBLIC_HEADERS
   step/access_queue.h step/activation_storage.h step/layer_compute.h step/layer_walk.h step/layer_window.h
   step/module_schedule.h step/operation.h step/param_source.h step/step_schedule.h step/window_buffers.h
   swap/records/commit_record.h swap/records/gradient_seals.h swap/session/tensor_session.h swap/store/store_access.h
+  swap/store/store_state.h
   swap/store/tensor_store.h swap/store/transfer_buffer.h swap/tiles/inventory_parts.h swap/tiles/layout.h swap/tiles/placement.h swap/tiles/stripes.h
   swap/tiles/tile_map.h swap/tiles/tile_planes.h swap/tiles/tile_values.h swap/window/step_transfers.h
   swap/window/swapper.h swap/window/window.h)

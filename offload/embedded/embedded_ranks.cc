@@ -122,7 +122,7 @@ absl::Status AgreeOnCreation(const StoreStanding& own, Communicator& ranks, bool
   if (finished != all.end()) {
     const auto rank_without = static_cast<int>(without - all.begin());
     return CorruptError(fmt::format(
-        "the store of rank {} is at step {}, and rank {} ({}) has none. Put back the folder of "
+        "the store of rank {} has made {} steps, and rank {} ({}) has none. Put back the folder of "
         "each rank, or name another one",
         finished - all.begin(), finished->step, rank_without, ranks.host(rank_without)));
   }

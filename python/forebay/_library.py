@@ -167,6 +167,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_ranks_broadcast": (_P, _P, c_size_t, c_int32),
     _LAYERS + "new": (POINTER(LayersOptions), _P, _OUT),
     _LAYERS + "plan_json": (_P, _OUT),
+    _LAYERS + "remove": (_P,),
     _LAYERS + "create": (_P,),
     _LAYERS + "fill": (_P, c_int32, c_int32, _P, c_size_t),
     _LAYERS + "start": (_P, *_TEXT),

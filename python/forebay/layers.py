@@ -172,12 +172,18 @@ class Layers(Owned):
         return plan
 
     def exists(self) -> bool:
-        """Whether there is a store in the folders. What is half made counts as none. Of ranks all make this call.
-        The errors of `open`, with ranks."""
+        """Whether there is a store in the folders, whole or damaged. What a creation left that was killed before its
+        first commit counts as none. Of ranks all make this call. StorageError: that cannot be known; the errors of
+        `open`, with ranks."""
         found = int(self._worker.run(self._get, lib.forebay_layers_exists))
         if found < 0:
             self._wait(lib.forebay_layers_open)  # it says why
         return found > 0
+
+    def remove(self) -> None:
+        """Removes the store in the folders if it has made no step, so that one with other weights can be created. Of
+        ranks all make this call. UsageError: it has made some, or is open; nothing is removed then."""
+        self._wait(lib.forebay_layers_remove)
 
     def create(self) -> None:
         """Makes the store. UsageError: one is there. DoesNotFitError, StorageError; EnvironmentProblem: another process

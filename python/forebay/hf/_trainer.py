@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from transformers.trainer_utils import rotate_checkpoints
 
-from forebay.errors import NotSupportedError, UsageError
+from forebay.errors import BadInputError, NotSupportedError, UsageError
 from forebay.torch import SGD, Adagrad, AdamW, Engine, Lion, Optimizer, stream
 from forebay.torch._files.loading import Weights, is_hollow
 from forebay.torch._in_store import Path
 
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adamw_torch": AdamW, "adamw_torch_fused": AdamW, "adagrad": Adagrad, "sgd": SGD, "lion_32bit": Lion}
 
@@ -26,7 +28,8 @@ class Trainer(transformers.Trainer):
     The optimizer is that of `args.optim` (AdamW, Adagrad, SGD, Lion), with the settings of `args`, and clips to
     `args.max_grad_norm`. A checkpoint is a folder as transformers makes it, without a copy of the optimizer state: that
     stays in the store, which commits with each checkpoint. So the last checkpoint can be gone on with, and the others
-    are models to load. `train(resume_from_checkpoint=True)` is right for the first start too.
+    are models to load. `train(resume_from_checkpoint=True)` is right for the first start too: that is one without
+    checkpoints in `output_dir`. With some, and without the store that they belong to, it is an error.
 
     engine: the `forebay.torch.Engine`, from the first training on; of a model on the meta device from the first use on.
 
@@ -67,7 +70,7 @@ class Trainer(transformers.Trainer):
 
         self.accelerator.backward = inside
 
-    def _stream(self, resume: bool) -> Engine:
+    def _stream(self, resume: bool | Literal["must"]) -> Engine:
         if self.engine is None:
             assert self.model is not None
             decayed = set(self.get_decay_parameter_names(self.model))
@@ -125,7 +128,13 @@ class Trainer(transformers.Trainer):
 
     def _resume(self, wanted: str | bool) -> str | None:
         """The checkpoint that the store goes on from; None: from the beginning."""
-        engine = self._stream(resume=True)
+        checkpoints = self._checkpoints()
+        try:
+            engine = self._stream(resume="must" if checkpoints or isinstance(wanted, str) else True)
+        except BadInputError as error:
+            raise BadInputError(f"{error} {wanted if isinstance(wanted, str) else checkpoints[-1]} is of a run whose "
+                                "store is gone; nothing was begun. To begin anew, remove the checkpoints or train "
+                                "without resume_from_checkpoint, into another output_dir.") from error
         name = (engine.resumed or {}).get("checkpoint")
         if isinstance(wanted, str) and os.path.basename(os.path.normpath(wanted)) != name:
             raise UsageError(f"forebay: the store {self._stream_options['nvme']} is at {name or 'its beginning'}, and "
@@ -138,6 +147,13 @@ class Trainer(transformers.Trainer):
             raise UsageError(f"forebay: the store {self._stream_options['nvme']} is at {name}, and there is none in "
                              f"{self.args.output_dir}. Give the output_dir that the run began with.")
         return checkpoint
+
+    def _checkpoints(self) -> list[str]:
+        """The folders of checkpoints in output_dir, the newest last."""
+        folder = self.args.output_dir or ""
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        found = [(int(name.rpartition("-")[2]), name) for name in names if _CHECKPOINT.fullmatch(name)]
+        return [os.path.join(folder, name) for _, name in sorted(found)]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """The store has the weights."""

@@ -12,7 +12,7 @@ import torch
 
 from forebay._library import DTYPE_BYTES, Group
 from forebay._worker import Worker
-from forebay.errors import ForebayError, NotSupportedError, NumericalError, UsageError
+from forebay.errors import BadInputError, ForebayError, NotSupportedError, NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
@@ -63,6 +63,7 @@ class InStore:
         self._kernels: Kernels | None = None
         self.run_state = RunState()
         self.start_from: list[Path] | None = None  # where resume() finds the state of a new store
+        self.must_resume = False  # resume() refuses a start without a store
         self.commit_every = 0  # steps; 0: commit() alone commits
         self._steps_since_commit = 0
         self._committed = 0  # the last step whose commit was made, or will be once its update is applied
@@ -364,6 +365,10 @@ class InStore:
         if self._is_open:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
         is_there = layers.exists()
+        if not is_there and self.must_resume:
+            raise BadInputError(f"forebay: there is no store in {self._where()}, and resume='must' goes on with one. "
+                                "Mount the disk that it lies on, or name the folder where it is; at the first start "
+                                "leave 'must' out.")
         if not is_there and self.start_from is None:
             return None
         with self._dropping_what_fails():
@@ -439,7 +444,7 @@ class InStore:
         self._check_takes_weights(self._layers)
         user = self._layers.user["user"]
         self._forget_gradients(self._layers)
-        self._remove(self._layers)
+        self._remove(optimizer, self._layers)
         self._use(optimizer, user)
 
     def _check_takes_weights(self, layers: Layers) -> None:
@@ -448,12 +453,11 @@ class InStore:
                              "weights only before the first. Load them before, with another folder; or, to go on with "
                              "the store, resume it in place of loading.")
 
-    def _remove(self, layers: Layers) -> None:
+    def _remove(self, optimizer: Optimizer, layers: Layers) -> None:
         """The next use makes the store anew."""
         layers.close()
-        for folder in self._options.folders:
-            remove_store(folder if self._options.ranks is None else self._options.ranks.folder_in(os.fspath(folder)))
         self._layers, self._is_open = None, False
+        self._plan(optimizer).remove()
 
     def move(self, folders: list[Path]) -> None:
         layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False
@@ -516,11 +520,4 @@ def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
     return folders
 
 
-def remove_store(folder: Path) -> None:
-    """The store there counts as a store that was never finished, which the next one takes the place of."""
-    for name in ("commit.fbs", os.path.join("copy", "commit.fbs")):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(os.path.join(folder, name))
-
-
-__all__ = ["ForebayError", "InStore", "StoreOptions", "as_folders", "folders_of", "remove_store"]
+__all__ = ["ForebayError", "InStore", "StoreOptions", "as_folders", "folders_of"]

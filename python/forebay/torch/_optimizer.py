@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 
@@ -202,13 +202,17 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
         self._backend.commit(self, user)
 
-    def resume(self, start_from: None | Path | Sequence[Path] = None) -> User | None:
+    def resume(self, start_from: None | Path | Sequence[Path] = None, *, must: bool = False) -> User | None:
         """With nvme, before the first step: goes on with the last commit of a store that is there: its weights into the
         parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store.
 
         start_from: where there is none, one is made with the state of the store in this folder (or these), to the bit.
-        That may have been made by another number of ranks, with any zero_stage, and stays as it is."""
+        That may have been made by another number of ranks, with any zero_stage, and stays as it is.
+
+        must: BadInputError if there is no store. For a run that has been started before: its disk may not be mounted,
+        and then a new run would begin in silence."""
         if isinstance(self._backend, InStore):
+            self._backend.must_resume = must
             self._backend.start_from = None if start_from is None else as_folders(start_from)
         with torch.no_grad():
             return self._backend.resume(self)
@@ -241,7 +245,7 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._backend, InStore):
             self._backend.finish_commit()
 
-    def start(self, resume: bool, start_from: None | Path | Sequence[Path], accumulation_steps: int,
+    def start(self, resume: bool | Literal["must"], start_from: None | Path | Sequence[Path], accumulation_steps: int,
               commit_every: int, source: Callable[[], Source] | None) -> None:
         """For stream(): makes the store, or goes on with one. UsageError: accumulation_steps below 1."""
         assert isinstance(self._backend, Streamed)
@@ -250,8 +254,11 @@ class Optimizer(torch.optim.Optimizer):
         self._backend.accumulation_steps = accumulation_steps
         self._backend.commit_every = commit_every
         self._backend.source = source
+        if resume not in (False, True, "must"):
+            raise UsageError(f"forebay: resume={resume!r} is not known. Give False, True (go on with a store that is "
+                             'there) or "must" (and refuse to start without one).')
         if resume or start_from is not None:
-            self.resumed = self.resume(start_from)
+            self.resumed = self.resume(start_from, must=resume == "must")
         if self.resumed is None:
             with torch.no_grad():
                 self._backend.start(self, None)

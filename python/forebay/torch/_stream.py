@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -175,7 +175,7 @@ def _save_on_first(ranks: Ranks, save: Callable[[], None], weights: Iterator[Any
 
 
 def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | int | str = None,
-           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool = False,
+           optimizer: type[Optimizer] = AdamW, params: Any = None, resume: bool | Literal["must"] = False,
            start_from: None | Path | Sequence[Path] = None, accumulation_steps: int = 1, commit_every: int = 0,
            weights: Weights | None = None, update_in_backward: bool = False,
            device: None | str | torch.device = None, gpu_mem: None | int | str = None, ranks: Ranks | None = None,
@@ -185,7 +185,9 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
-    frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights.
+    frozen. resume: goes on with the store that is in the folder, if there is one, instead of the module's weights;
+    "must": and refuses to start if there is none, which is right for every start but the first: a disk that is not
+    mounted looks like a first start.
     start_from: a folder (or several) with the store of another run. Where there is none in `nvme`, one is made with
     that state, at its step; where there is one, it goes on. The other run may have any number of ranks, and any
     zero_stage, and stays as it is.
@@ -212,6 +214,7 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
     the most that the window may take: four times the largest unit where there is room for it, else three times.
 
     UsageError: the parameters are of several types, or on several devices; there is a store and `resume` is not said.
+    BadInputError: resume="must", and there is no store.
     EnvironmentProblem: there is no such GPU, or the library or PyTorch was built without CUDA. DoesNotFitError: its
     memory, or gpu_mem, is too small.
     """

@@ -101,6 +101,23 @@ def test_train_evaluate_stop_resume_save(tmp_path, name, accumulation):
     assert torch.equal(loaded.generate(**prompt), generated)
 
 
+def test_a_store_that_is_gone_does_not_begin_anew_over_checkpoints(tmp_path):
+    first = streamed("gpt2", tmp_path, max_steps=4, eval_strategy="no")
+    first.train(resume_from_checkpoint=True)
+    first.engine.optimizer.close()
+    newest = (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").read_bytes()
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    for wanted in (True, str(tmp_path / "out" / "checkpoint-4")):
+        with pytest.raises(forebay.BadInputError, match="checkpoint-4 is of a run whose store is gone"):
+            streamed("gpt2", tmp_path, max_steps=8, eval_strategy="no").train(resume_from_checkpoint=wanted)
+    assert (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").read_bytes() == newest
+    (tmp_path / "unmounted").rename(tmp_path / "store")
+    again = streamed("gpt2", tmp_path, max_steps=8, eval_strategy="no")
+    again.train(resume_from_checkpoint=True)
+    assert history_of(again)[0]["step"] == 1 and again.state.global_step == 8
+    again.engine.optimizer.close()
+
+
 class Count(transformers.TrainerCallback):
     """A byte in a file for each step."""
 

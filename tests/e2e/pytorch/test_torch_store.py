@@ -201,3 +201,76 @@ def test_a_store_keeps_to_its_parameters(tmp_path):
     frozen[0].weight.requires_grad_(True)
     with pytest.raises(forebay.UsageError, match="did not require one"):
         train(frozen, optimizer, [1])
+
+
+def spoil(store, how):
+    """What a file system may leave of the commit records after a crash, or a slip of the hand."""
+    for path in (store / "commit.fbs", store / "copy" / "commit.fbs"):
+        size = path.stat().st_size
+        path.unlink()
+        if how == "zero":
+            path.write_bytes(bytes(size))
+        elif how == "empty":
+            path.touch()
+        elif how == "link":
+            path.symlink_to(store / "nowhere")
+        elif how == "folder":
+            path.mkdir()
+
+
+def step_in_store(store, resumes):
+    model = make_model()
+    optimizer = make_optimizer("AdamW", model, nvme=store)
+    try:
+        if resumes:
+            optimizer.resume()
+        train(model, optimizer, range(1))
+        optimizer.commit()
+    finally:
+        optimizer.close()
+
+
+def step_in_stream(store, resumes):
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    engine = forebay.torch.stream(module, nvme=store, lr=1e-2, resume=resumes)
+    try:
+        engine.backward(module(torch.ones(2, 8)).sum())
+        engine.step()
+        engine.commit()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("how", ["zero", "empty", "absent", "link", "folder"])
+@pytest.mark.parametrize("step", [step_in_store, step_in_stream])
+def test_a_store_whose_commits_cannot_be_read_is_not_begun_anew(tmp_path, how, step):
+    store = tmp_path / "store"
+    step(store, False)
+    spoil(store, how)
+
+    def data():
+        return {path: path.read_bytes() for path in store.rglob("*.fbs") if path.name != "commit.fbs"}
+
+    before = data()
+    assert len(before) == 4
+    for resumes in (True, False):
+        with pytest.raises(forebay.ForebayError):
+            step(store, resumes)
+        assert data() == before
+
+
+def test_resume_that_must_find_a_store(tmp_path):
+    with pytest.raises(forebay.BadInputError, match="resume='must'"):
+        make_optimizer("AdamW", make_model(), nvme=tmp_path / "store").resume(must=True)
+    module = torch.nn.Linear(4, 4)
+    with pytest.raises(forebay.BadInputError, match="resume='must'"):
+        forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2, resume="must")
+    with pytest.raises(forebay.UsageError, match="resume='may'"):
+        forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2, resume="may")
+    assert not (tmp_path / "store").exists() or not any((tmp_path / "store").iterdir())
+    engine = forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2)
+    engine.commit({"at": 1})
+    engine.close()
+    again = forebay.torch.stream(torch.nn.Linear(4, 4), nvme=tmp_path / "store", lr=1e-2, resume="must")
+    assert again.resumed == {"at": 1}
+    again.close()

@@ -113,13 +113,13 @@ TEST(AgreeOnCreation, IsWhatTheStoresOfAllSay) {
       {.standings = {kFinished, kNew, kNew}},  // a creation that was ended on one so far
       {.standings = {kFinished, kNew, kNone},
        .code = ExitCode::kCorrupt,
-       .says = "rank 0 is at step 0, and rank 2"},
+       .says = "rank 0 has made 0 steps, and rank 2"},
       {.standings = {kNew, kNone, kUsed},
        .code = ExitCode::kCorrupt,
-       .says = "rank 2 is at step 7, and rank 1"},
+       .says = "rank 2 has made 7 steps, and rank 1"},
       {.standings = {kUsed, kUsed, kNone},
        .code = ExitCode::kCorrupt,
-       .says = "rank 0 is at step 7, and rank 2"},
+       .says = "rank 0 has made 7 steps, and rank 2"},
   };
   for (const Creation& creation : creations) {
     RunOnRanks({.num_ranks = 3}, [&](Communicator& ranks) {

@@ -1,11 +1,11 @@
 // Adam on tensors that live on disk: embedding_example FOLDER trains five steps more at each start.
 #include <cmath>
-#include <filesystem>
 
 #include "fmt/format.h"
 #include "forebay/aio/open_engine.h"
 #include "forebay/base/errors.h"
 #include "forebay/swap/session/tensor_session.h"
+#include "forebay/swap/store/store_state.h"
 
 using namespace forebay;
 
@@ -18,7 +18,8 @@ absl::Status Train(const std::string& folder) {
   inventory.AddRaw("num_batches", sizeof(int64_t));
   FOREBAY_ASSIGN_OR_RETURN(const OpenedEngine io, OpenEngine({}, {folder}));
   const SessionOptions memory{.memory_bytes = 64 << 20};  // of 12 bytes for each parameter
-  auto opened = std::filesystem::exists(folder)
+  FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(folder));
+  auto opened = HasCommit(found.state)
                     ? TensorSession::Open(memory, {folder}, io.engine.get())
                     : TensorSession::Create(memory, {{folder}}, inventory, io.engine.get());
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSession> session, std::move(opened));

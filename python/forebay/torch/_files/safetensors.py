@@ -92,6 +92,8 @@ def write_folder(folder: str, entries: dict[str, Entry], tensors: Iterable[tuple
                 json.dump(_index_of(shards), text, indent=2)
                 text.flush()
                 os.fsync(text.fileno())
+        if len(shards) > 1 and os.path.lexists(os.path.join(folder, INDEX)):
+            os.remove(os.path.join(folder, INDEX))  # a crash from here on leaves no mixture of models that loads
         for name in files:
             os.replace(_unfinished(folder, name), os.path.join(folder, name))
     except OSError as error:

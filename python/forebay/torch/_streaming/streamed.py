@@ -142,7 +142,7 @@ class Streamed(InStore):
         self._check_takes_weights(self._layers)
         source.check()
         self._between_steps()
-        self._remove(self._layers)
+        self._remove(optimizer, self._layers)
         self.source = lambda: source
         self._window.rebind(self._use(optimizer))
 

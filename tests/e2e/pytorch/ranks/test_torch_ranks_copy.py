@@ -46,14 +46,14 @@ def test_a_copy_that_was_killed_is_made_anew(tmp_path):
         ends_of(ranks)
         begun = on_ranks(3, program.run, new, 3, 1, start_from=old)
         assert all(end[0][:2] == (ended[0][3], 2) for end in begun)
-        assert "copy-unfinished" not in os.listdir(os.path.join(new, "rank-0-of-3"))
+        assert "creating" not in os.listdir(os.path.join(new, "rank-0-of-3"))
 
 
 def test_a_mark_that_is_left_over_removes_no_run(tmp_path):
     """Of a copy that was begun and removed again; the run that was made behind it is no copy."""
     new = tmp_path / "new"
     (new / "rank-0-of-2").mkdir(parents=True)
-    (new / "rank-0-of-2" / "copy-unfinished").touch()
+    (new / "rank-0-of-2" / "creating").touch()
     ended = on_ranks(2, program.run, str(new), 3, 2)
     os.rename(new / "rank-1-of-2", tmp_path / "aside")
     for error, message in errors_of(2, program.run, str(new), 3, 1, resume=True):
