@@ -83,9 +83,9 @@ absl::Status TakeClaim(StoreFolder& folder) {
 absl::Status CheckIsNoFolder(const std::string& directory, const char* name) {
   const std::string path = JoinPath(directory, name);
   if (!IsDirectory(path)) return absl::OkStatus();
-  return CorruptError(fmt::format(
+  return StorageError(fmt::format(
       "'{}' is a folder, and a file of the store has that name. Nothing was changed. Put back the "
-      "file that belongs there",
+      "file that belongs there, or remove the folder",
       path));
 }
 
@@ -449,7 +449,8 @@ absl::StatusOr<int64_t> RemoveStoreFiles(const std::string& directory) {
   for (const char* name : kStoreFileNames) {
     if (std::string_view(name) == kOwnerName) continue;
     const std::string path = JoinPath(directory, name);
-    const int64_t size_bytes = FileSize(path).value_or(0);
+    const bool is_data = !path.ends_with(kManifestName);
+    const int64_t size_bytes = is_data ? FileSize(path).value_or(0) : 0;
     FOREBAY_RETURN_IF_ERROR(RemoveFile(path));
     freed_bytes += size_bytes;
   }

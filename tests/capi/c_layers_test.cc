@@ -550,6 +550,7 @@ TEST(CLayers, ACreationThatWasKilledAtItsFirstFileCountsAsNone) {
     std::ofstream(store + name) << std::string(4096, '\xa5') << std::string(4096, '\0');
   }
   std::ofstream(store + "/lock") << "";
+  std::ofstream(store + "/creating") << "";
   Layers layers(store, {});
   EXPECT_EQ(forebay_layers_exists(layers), 0);
   layers.Create();

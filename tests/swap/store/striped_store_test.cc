@@ -320,15 +320,16 @@ TEST_F(StripedStoreTest, FoldersOnOneFileSystemNeedItsSpaceTogether) {
   EXPECT_EQ(::umount2(small.c_str(), MNT_DETACH), 0);
 }
 
-// A folder that has its manifest may be the part of a store whose first folder is elsewhere.
-TEST_F(StripedStoreTest, WhatAKilledCreationMadeWholeInOneFolderIsForRemoveAlone) {
+TEST_F(StripedStoreTest, FoldersThatLostTheirManifestsAreNotTakenByACreation) {
   MakeSteps({a_, b_}, 1);
-  // Manifests are written last to first.
   for (const char* name : kManifestNames) std::filesystem::remove(JoinPath(a_, name));
-  EXPECT_EQ(ExitCodeOf(OpenError({a_, b_})), ExitCode::kBadInput);
-  EXPECT_EQ(ExitCodeOf(Create({a_, b_}).status()), ExitCode::kUsage);
+  EXPECT_EQ(ExitCodeOf(OpenError({a_, b_})), ExitCode::kCorrupt);
+  for (const auto& folders : {std::vector{a_, b_}, std::vector{a_}}) {
+    EXPECT_EQ(ExitCodeOf(Create(folders).status()), ExitCode::kUsage);
+  }
+  EXPECT_TRUE(FileExists(JoinPath(a_, "weights.fbs")));
   EXPECT_TRUE(FileExists(JoinPath(b_, "weights.fbs")));
-  ASSERT_TRUE(TensorStore::Remove({b_}).ok());
+  ASSERT_TRUE(TensorStore::Remove({a_, b_}).ok());
   MakeSteps({a_, b_}, 2);
   EXPECT_TRUE(HoldsStep(*MustOpen({a_, b_}), 2));
 }

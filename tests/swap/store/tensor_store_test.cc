@@ -1,3 +1,4 @@
+#include "forebay/swap/store/store_state.h"
 #include "forebay/swap/store/tensor_store.h"
 
 #include <fcntl.h>
@@ -269,10 +270,34 @@ TEST_F(TensorStoreTest, IsNotCreatedOverFilesOfOthers) {
   EXPECT_EQ(*ReadWholeFile(File("weights.fbs"), 100), "precious");
 }
 
-TEST_F(TensorStoreTest, ReplacesWhatAKilledCreationLeftBehind) {
+// A creation that was killed after any of its files, before its first commit.
+TEST_F(TensorStoreTest, ReplacesWhatAKilledCreationLeft) {
+  for (const int num_manifests : {0, 1, 2}) {
+    MustCreate().reset();
+    ASSERT_TRUE(FileExists(File(kCreatingName)));
+    for (int i = num_manifests; i < kNumCopies; ++i) {
+      ASSERT_EQ(::unlink(File(kManifestNames[i]).c_str()), 0);
+    }
+    EXPECT_FALSE(MustCreate()->has_commit());
+    ASSERT_TRUE(TensorStore::Remove({directory_}).ok());
+  }
+}
+
+TEST_F(TensorStoreTest, IsNotCreatedOverOneThatLostItsManifests) {
   MakeSteps(1);
   for (const char* name : kManifestNames) ASSERT_EQ(::unlink(File(name).c_str()), 0);
-  EXPECT_FALSE(MustCreate()->has_commit());
+  EXPECT_EQ(ExitCodeOf(Create().status()), ExitCode::kUsage);
+  EXPECT_EQ(ExitCodeOf(OpenError()), ExitCode::kCorrupt);
+  EXPECT_TRUE(FileExists(File("commit.fbs")) && FileExists(File("weights.fbs")));
+}
+
+// The first commit ends a creation, except if its owner does.
+TEST_F(TensorStoreTest, LosesTheMarkOfItsCreationWithItsFirstCommit) {
+  auto store = MustCreate();
+  EXPECT_EQ(LookAtFolder(directory_)->state, StoreState::kHalfMade);
+  ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
+  EXPECT_FALSE(FileExists(File(kCreatingName)));
+  EXPECT_EQ(LookAtFolder(directory_)->state, StoreState::kThere);
 }
 
 TEST_F(TensorStoreTest, RemovalGivesBackItsSpaceAndItsFolder) {
