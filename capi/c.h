@@ -114,7 +114,8 @@ typedef struct {
   int32_t master_port;        /* the first of 16, at one of which rank 0 listens */
   int32_t reserved;
 } forebay_ranks_options;
-/* Waits for the other ranks. ENVIRONMENT: one did not come, and which. */
+/* Waits for the other ranks. ENVIRONMENT: one did not come, and which. Over TCP they prove to each
+   other that they have the same FOREBAY_JOB_SECRET (docs/cli.md, "Among strangers"). */
 int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
                               char** message);
 /* Layers that were made with it keep what they need. */
@@ -123,6 +124,9 @@ int32_t forebay_ranks_rank(const forebay_ranks* ranks);
 int32_t forebay_ranks_size(const forebay_ranks* ranks);
 /* Its number on its machine, as the launcher has it: which GPU is its own. */
 int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
+/* *text: a line that whoever started the run should read, "" where there is none; free it. It says
+   that the ranks are on several machines and share no secret. */
+int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
 /* Has the calls of all ranks fail, those under way too, with INTERRUPTED. From any thread. */

@@ -250,6 +250,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
   for (const std::string& note : resolved.notes) observer.OnNote(note);
+  const std::string warning = run.ranks == nullptr ? "" : run.ranks->Warning();
+  if (environment.rank() == 0 && !warning.empty()) observer.OnWarning(warning);
   // The folders first, then the model: a look at either costs nothing, while making tokens of the
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
