@@ -296,7 +296,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   run.fingerprint_digest = FingerprintDigest(fingerprint);
   FOREBAY_RETURN_IF_ERROR(MakeBudget(run));
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
-  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run, fingerprint));
   FOREBAY_RETURN_IF_ERROR(
       run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
                   : CreateRun(resolved, fingerprint, source, stop, observer, run));
