@@ -34,8 +34,7 @@ extern "C" {
 /* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was
    there changes; what is added leaves it alone. */
 int32_t forebay_abi_version(void);
-/* "0.1.0". Not to be freed. */
-const char* forebay_version(void);
+const char* forebay_version(void); /* "0.1.0"; not to be freed */
 void forebay_free(void* text);
 enum {
   FOREBAY_OK = 0,
@@ -114,18 +113,15 @@ typedef struct {
   int32_t master_port;        /* the first of 16, at one of which rank 0 listens */
   int32_t reserved;
 } forebay_ranks_options;
-/* Waits for the other ranks. ENVIRONMENT: one did not come, and which. Over TCP they prove to each
-   other that they have the same FOREBAY_JOB_SECRET (docs/cli.md, "Among strangers"). */
+/* Waits for the other ranks. ENVIRONMENT: one did not come, and which. */
 int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
                               char** message);
 /* Layers that were made with it keep what they need. */
 void forebay_ranks_destroy(forebay_ranks* ranks);
 int32_t forebay_ranks_rank(const forebay_ranks* ranks);
 int32_t forebay_ranks_size(const forebay_ranks* ranks);
-/* Its number on its machine, as the launcher has it: which GPU is its own. */
-int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
-/* *text: a line that whoever started the run should read, "" where there is none; free it. It says
-   that the ranks are on several machines and share no secret. */
+int32_t forebay_ranks_local_rank(const forebay_ranks* ranks); /* which GPU is its own */
+/* *text: a warning, or "", to be freed: ranks on several machines share no FOREBAY_JOB_SECRET. */
 int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);

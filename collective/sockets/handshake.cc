@@ -20,7 +20,8 @@ constexpr uint64_t kListenerMagic = 0x326e747372796266;  // "fbyrstn2": a socket
 constexpr std::string_view kConnects = "forebay: a rank connects";
 constexpr std::string_view kListens = "forebay: a rank that listens answers";
 
-static_assert(sizeof(Greeting) == 112 && sizeof(Answer) == 256, "no padding: it is proven as bytes");
+static_assert(sizeof(Greeting) == 112 && sizeof(Answer) == 256,
+              "no padding: it is proven as bytes");
 
 template <typename T>
 std::span<std::byte> RoomOf(T& message, size_t num_received) {
@@ -96,9 +97,8 @@ HandshakeState IncomingHandshake::Judge(const std::string& why_not) {
   FOREBAY_CHECK(step_ == Step::kVerdict);
   VerdictMessage verdict = {.answer = {.is_welcome = why_not.empty()}};
   CopyText(why_not, verdict.answer.why_not);
-  verdict.proof =
-      key_.Prove(kListens, {BytesOf(hello_.nonce), BytesOf(challenge_.nonce),
-                            BytesOf(claim_.greeting), BytesOf(verdict.answer)});
+  verdict.proof = key_.Prove(kListens, {BytesOf(hello_.nonce), BytesOf(challenge_.nonce),
+                                        BytesOf(claim_.greeting), BytesOf(verdict.answer)});
   step_ = Step::kConfirm;
   const bool is_sent = SendAtOnce(fd_.get(), BytesOf(verdict));
   return is_sent && why_not.empty() ? HandshakeState::kUnderWay : HandshakeState::kFailed;
@@ -136,8 +136,8 @@ HandshakeState OutgoingHandshake::Advance() {
   if (step_ == Step::kConnecting) {
     if (const int error = ErrorOfConnecting(fd_.get()); error != 0) {
       is_refused_ = error == ECONNREFUSED;
-      return Fail(
-          EnvironmentError(fmt::format("connecting to {} failed: {}", to_.Text(), ErrnoText(error))));
+      return Fail(EnvironmentError(
+          fmt::format("connecting to {} failed: {}", to_.Text(), ErrnoText(error))));
     }
     step_ = Step::kChallenge;
     if (!SendAtOnce(fd_.get(), BytesOf(hello_))) {
@@ -150,9 +150,9 @@ HandshakeState OutgoingHandshake::Advance() {
       is_verdict ? RoomOf(verdict_, num_received_) : RoomOf(challenge_, num_received_);
   const int64_t got = ReceiveSome(fd_.get(), room);
   if (got < 0) {
-    return Fail(EnvironmentError(fmt::format(
-        "{} closed the connection: it is of another job, or no rank ({})", to_.Text(),
-        ErrnoText(errno))));
+    return Fail(EnvironmentError(
+        fmt::format("{} closed the connection: it is of another job, or no rank ({})", to_.Text(),
+                    ErrnoText(errno))));
   }
   num_received_ += static_cast<size_t>(got);
   if (static_cast<size_t>(got) < room.size()) return state_;
@@ -174,15 +174,14 @@ HandshakeState OutgoingHandshake::TakeChallenge() {
 }
 
 HandshakeState OutgoingHandshake::TakeVerdict() {
-  const Proof expected =
-      key_.Prove(kListens, {BytesOf(hello_.nonce), BytesOf(challenge_.nonce),
-                            BytesOf(claim_.greeting), BytesOf(verdict_.answer)});
+  const Proof expected = key_.Prove(kListens, {BytesOf(hello_.nonce), BytesOf(challenge_.nonce),
+                                               BytesOf(claim_.greeting), BytesOf(verdict_.answer)});
   if (!IsSameProof(expected, verdict_.proof)) {
     has_other_secret_ = true;
-    return Fail(EnvironmentError(
-        fmt::format("what listens at {} is of this job and has another secret, or pretends to be. "
-                    "Give all ranks the same FOREBAY_JOB_SECRET or FOREBAY_JOB_SECRET_FILE, or none",
-                    to_.Text())));
+    return Fail(EnvironmentError(fmt::format(
+        "what listens at {} is of this job and has another secret, or pretends to be. "
+        "Give all ranks the same FOREBAY_JOB_SECRET or FOREBAY_JOB_SECRET_FILE, or none",
+        to_.Text())));
   }
   if (verdict_.answer.is_welcome == 0) {
     return Fail(UsageError(TextOf(verdict_.answer.why_not)));

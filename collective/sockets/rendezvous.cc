@@ -239,8 +239,8 @@ absl::Status Meeting::GoOnWith(Call& call) {
     call.attempt.emplace_back(call.address, key_, greeting);
     call.deadline = now + kAnswerTime;
   } else if (now >= call.deadline) {
-    call.why_not = fmt::format("{} did not answer within {} s", call.address.Text(),
-                               kAnswerTime.count());
+    call.why_not =
+        fmt::format("{} did not answer within {} s", call.address.Text(), kAnswerTime.count());
     call.attempt.clear();
     call.deadline = now + kRetryInterval;
     return absl::OkStatus();
@@ -295,8 +295,8 @@ std::string Meeting::Judge(const Greeting& greeting, bool is_other) const {
   }
   if (!is_other && !Connection(greeting.rank, greeting.purpose).valid()) return "";
   const std::string host = TextOf(whereabouts_[static_cast<size_t>(greeting.rank)].host);
-  return fmt::format("another process{} is rank {} already", host.empty() ? "" : ", on " + host + ",",
-                     greeting.rank);
+  return fmt::format("another process{} is rank {} already",
+                     host.empty() ? "" : ", on " + host + ",", greeting.rank);
 }
 
 void Meeting::Admit(const Greeting& greeting, UniqueFd fd, int port) {
@@ -377,7 +377,8 @@ absl::Status Meeting::JoinRankZero() {
       const auto addresses = ResolveHost(launch_.master_address, launch_.first_port);
       if (addresses.ok()) AddCallsOfRankZero(*addresses);
       unknown = addresses.status();
-      next_lookup = now + (addresses.ok() ? std::chrono::milliseconds(kAnswerTime) : kRetryInterval);
+      next_lookup =
+          now + (addresses.ok() ? std::chrono::milliseconds(kAnswerTime) : kRetryInterval);
     }
     FOREBAY_RETURN_IF_ERROR(Turn());
     if (!Connection(0, ConnectionPurpose::kControl).valid()) continue;
@@ -404,9 +405,10 @@ absl::Status Meeting::ReceiveTable() {
   std::span<std::byte> room = std::as_writable_bytes(std::span(whereabouts_));
   while (!room.empty()) {
     if (IsOver()) {
-      return EnvironmentError(fmt::format("{}: it said nothing for {:g} s (--rank_timeout, "
-                                          "timeout_s)",
-                                          kWhy, timeout_s_));
+      return EnvironmentError(
+          fmt::format("{}: it said nothing for {:g} s (--rank_timeout, "
+                      "timeout_s)",
+                      kWhy, timeout_s_));
     }
     FOREBAY_RETURN_IF_ERROR(Turn(fd));
     const int64_t got = ReceiveSome(fd, room);

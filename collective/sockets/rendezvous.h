@@ -2,8 +2,8 @@
 // come to it, and it tells all where all are. Each pair of ranks has two connections: one for data,
 // and one for what has to be heard while data does not flow.
 //
-// Whoever is no rank of the job is dropped, and delays nobody (handshake.h says how ranks prove that
-// they are, door.h how strangers are kept apart). Nobody listens any more when all have met.
+// Whoever is no rank of the job is dropped, and delays nobody (handshake.h says how ranks prove
+// that they are, door.h how strangers are kept apart). Nobody listens any more when all have met.
 #pragma once
 
 #include <string>

@@ -258,8 +258,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectSockets(const Launch& launch, 
         "they meet can take part. Give all of them the same FOREBAY_JOB_SECRET, or the same text "
         "in a file that FOREBAY_JOB_SECRET_FILE names";
   }
-  return std::make_unique<SocketTransport>(launch.rank, std::move(connections),
-                                           std::move(warning));
+  return std::make_unique<SocketTransport>(launch.rank, std::move(connections), std::move(warning));
 }
 
 }  // namespace forebay

@@ -390,10 +390,9 @@ absl::Status EmbeddedRun::AgreeOnOptions() const {
     std::vector<std::string> texts;
     for (const TensorSpec& tensor : inventory_.tensors()) {
       const size_t i = texts.size();
-      texts.push_back(fmt::format("'{}' {} in layer {} and group {}{}", tensor.name,
-                                  ToString(tensor.shape), tensor.layer,
-                                  i < groups.size() ? groups[i] : 0,
-                                  tensor.raw ? " of raw bytes" : ""));
+      texts.push_back(fmt::format(
+          "'{}' {} in layer {} and group {}{}", tensor.name, ToString(tensor.shape), tensor.layer,
+          i < groups.size() ? groups[i] : 0, tensor.raw ? " of raw bytes" : ""));
     }
     return texts;
   };

@@ -41,8 +41,8 @@ absl::StatusOr<SaidOfRank> Decode(const std::string& record, size_t rank) {
                            ParseJson(record, fmt::format("settings of rank {}", rank)));
   SaidOfRank said;
   for (const Json& setting : json) {
-    said.push_back({setting.value("name", ""),
-                    {setting.value("value", Json()), setting.value("shown", "")}});
+    said.push_back(
+        {setting.value("name", ""), {setting.value("value", Json()), setting.value("shown", "")}});
   }
   return said;
 }
@@ -95,7 +95,8 @@ absl::StatusOr<std::string> DifferenceOfParts(const std::vector<std::string>& ow
 
 absl::StatusOr<std::string> DifferenceOfSettings(std::span<const Setting> own,
                                                  Communicator& ranks) {
-  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> records, ranks.GatherRecords(Encode(own)));
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> records,
+                           ranks.GatherRecords(Encode(own)));
   SaidOfRank first;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     FOREBAY_ASSIGN_OR_RETURN(SaidOfRank said, Decode(records[rank], rank));
@@ -110,9 +111,8 @@ absl::StatusOr<std::string> DifferenceOfSettings(std::span<const Setting> own,
     FOREBAY_ASSIGN_OR_RETURN(
         const std::string part,
         DifferenceOfParts(has_parts ? setting->parts() : std::vector<std::string>(), rank, ranks));
-    return fmt::format(
-        "{} is {}{}", name,
-        OnBoth(Find(first, name).shown, Find(said, name).shown, rank, ranks), part);
+    return fmt::format("{} is {}{}", name,
+                       OnBoth(Find(first, name).shown, Find(said, name).shown, rank, ranks), part);
   }
   return std::string();
 }

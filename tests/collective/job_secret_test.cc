@@ -60,8 +60,8 @@ TEST(JobSecret, AFileThatOthersMayOpenIsRefused) {
     ASSERT_EQ(::chmod(path.c_str(), mode), 0);
     const absl::Status status = Read({{"FOREBAY_JOB_SECRET_FILE", path}}).status();
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
-    EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(path), HasSubstr("'chmod 600'"),
-                                         Not(HasSubstr(kSecret))));
+    EXPECT_THAT(MessageOf(status),
+                AllOf(HasSubstr(path), HasSubstr("'chmod 600'"), Not(HasSubstr(kSecret))));
   }
 }
 

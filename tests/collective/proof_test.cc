@@ -23,8 +23,9 @@ std::string Hex(const Proof& proof) {
 
 TEST(JobKey, ProvesByHmacSha256) {
   // RFC 4231, test case 2, cut in three.
-  EXPECT_EQ(Hex(JobKey("a job", "Jefe").Prove("what do ya", {Bytes(" want for "), Bytes("nothing?")})),
-            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(
+      Hex(JobKey("a job", "Jefe").Prove("what do ya", {Bytes(" want for "), Bytes("nothing?")})),
+      "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
 }
 
 TEST(JobKey, IsTheSecretOrElseTheJob) {

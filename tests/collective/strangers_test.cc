@@ -1,5 +1,5 @@
-// Ranks that meet while programs that are no ranks reach the same ports. Those that say nothing would
-// hold up whoever waited for them one after the other for longer than the meeting may last.
+// Ranks that meet while programs that are no ranks reach the same ports. Those that say nothing
+// would hold up whoever waited for them one after the other for longer than the meeting may last.
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -141,8 +141,9 @@ class Strangers {
 using Met = absl::StatusOr<std::vector<RankConnection>>;
 
 // Rank 0 first, and the others when `meanwhile` has returned.
-std::vector<Met> MeetAll(const std::vector<Launch>& launches, double timeout_s,
-                         const std::function<void()>& meanwhile = [] {}) {
+std::vector<Met> MeetAll(
+    const std::vector<Launch>& launches, double timeout_s,
+    const std::function<void()>& meanwhile = [] {}) {
   std::vector<Met> met(launches.size());
   std::vector<std::thread> threads;
   for (size_t i = 0; i < launches.size(); ++i) {
@@ -156,8 +157,9 @@ std::vector<Met> MeetAll(const std::vector<Launch>& launches, double timeout_s,
 TEST(Strangers, DelayNoRankAndEndNone) {
   for (const char* const secret : {"", kSecret}) {
     std::unique_ptr<Strangers> strangers;
-    const auto met = MeetAll({RankOf(0, 3, secret), RankOf(1, 3, secret), RankOf(2, 3, secret)},
-                             kTimeoutS, [&] { strangers = std::make_unique<Strangers>(FirstPort()); });
+    const auto met =
+        MeetAll({RankOf(0, 3, secret), RankOf(1, 3, secret), RankOf(2, 3, secret)}, kTimeoutS,
+                [&] { strangers = std::make_unique<Strangers>(FirstPort()); });
     for (const Met& one : met) EXPECT_EQ(one.status(), absl::OkStatus());
   }
 }
@@ -212,16 +214,16 @@ TEST(JobSecret, OneThatDiffersIsNamedOnBothSidesAndNotTold) {
 
 // Whoever has another secret may be a stranger that knows the job, and ends nothing.
 TEST(JobSecret, RanksWithAnotherDoNotKeepThoseWithTheSameApart) {
-  const auto met = MeetAll(
-      {RankOf(0, 2, kSecret), RankOf(1, 2, kOtherSecret), RankOf(1, 2, kSecret)}, 2);
+  const auto met =
+      MeetAll({RankOf(0, 2, kSecret), RankOf(1, 2, kOtherSecret), RankOf(1, 2, kSecret)}, 2);
   EXPECT_EQ(met[0].status(), absl::OkStatus());
   EXPECT_FALSE(met[1].ok());
   EXPECT_EQ(met[2].status(), absl::OkStatus());
 }
 
 TEST(JobSecret, AListenerThatHasAnotherIsPassedBy) {
-  const auto met = MeetAll(
-      {RankOf(0, 2, kOtherSecret), RankOf(0, 2, kSecret), RankOf(1, 2, kSecret)}, 2);
+  const auto met =
+      MeetAll({RankOf(0, 2, kOtherSecret), RankOf(0, 2, kSecret), RankOf(1, 2, kSecret)}, 2);
   EXPECT_FALSE(met[0].ok());
   EXPECT_EQ(met[1].status(), absl::OkStatus());
   EXPECT_EQ(met[2].status(), absl::OkStatus());
@@ -244,8 +246,8 @@ TEST(ListeningAddress, IsTheOneThatIsNamed) {
 TEST(ListeningAddress, IsEveryOneIfAskedFor) {
   std::vector<Launch> launches = {RankOf(0, 2), RankOf(1, 2)};
   for (Launch& launch : launches) launch.listen_address = "0.0.0.0";
-  const auto met = MeetAll(launches, kTimeoutS,
-                           [&] { ConnectInTheEnd(At("127.0.0.3", kFirstPort)); });
+  const auto met =
+      MeetAll(launches, kTimeoutS, [&] { ConnectInTheEnd(At("127.0.0.3", kFirstPort)); });
   for (const Met& one : met) EXPECT_EQ(one.status(), absl::OkStatus());
 }
 

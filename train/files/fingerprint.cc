@@ -69,10 +69,11 @@ bool HasWeights(const std::string& model_directory) {
 
 absl::StatusOr<std::string> SampleDigest(const std::string& model_directory) {
   Xxh3_128 hash;
-  FOREBAY_RETURN_IF_ERROR(
-      Sample(model_directory, [&](const std::string& config) { hash.Update(config); },
-             [&](const std::string& name, const SafetensorsEntry& entry,
-                 std::span<const float> values) { HashTensor(name, entry, values, hash); }));
+  FOREBAY_RETURN_IF_ERROR(Sample(
+      model_directory, [&](const std::string& config) { hash.Update(config); },
+      [&](const std::string& name, const SafetensorsEntry& entry, std::span<const float> values) {
+        HashTensor(name, entry, values, hash);
+      }));
   return hash.Hex();
 }
 
