@@ -185,7 +185,8 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
     return std::ranges::any_of(*votes, [](const StepVote& vote) { return vote.commits != 0; });
   }
   std::vector<Setting> named;
-  for (const auto& [path, value] : settings.flatten().items()) {
+  const Json flat = settings.flatten();
+  for (const auto& [path, value] : flat.items()) {
     named.push_back({.name = path.substr(1), .value = value});  // "groups/1/weight_decay"
   }
   FOREBAY_ASSIGN_OR_RETURN(const std::string difference,
