@@ -307,7 +307,7 @@ def other_settings(backend, folder, name, values):
 
 
 @pytest.mark.parametrize("name, values, says", [
-    ("lr", (1e-2, 2e-2, 3e-2), "lr(=| is )0.01 .*on rank 0.*0.02 .*on rank 1"),
+    ("lr", (1e-2, 2e-2, 3e-2), "lr(=|_scale is )0.01 .*on rank 0.*0.02 .*on rank 1"),
     ("clip", (0.0, 0.0, 1e-3), "clip=0.0 on rank 0, and clip=0.001 on rank 2|gradient_scale is .* on rank 0 .* on rank 2"),
     ("betas", ((0.9, 0.9), (0.9, 0.99), (0.9, 0.9)), "beta2(=| is )0.9 .*on rank 0.*0.99 .*on rank 1")], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
