@@ -34,8 +34,7 @@ extern "C" {
 /* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was
    there changes; what is added leaves it alone. */
 int32_t forebay_abi_version(void);
-/* "0.1.0". Not to be freed. */
-const char* forebay_version(void);
+const char* forebay_version(void); /* "0.1.0"; not to be freed */
 void forebay_free(void* text);
 enum {
   FOREBAY_OK = 0,
@@ -121,8 +120,9 @@ int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_rank
 void forebay_ranks_destroy(forebay_ranks* ranks);
 int32_t forebay_ranks_rank(const forebay_ranks* ranks);
 int32_t forebay_ranks_size(const forebay_ranks* ranks);
-/* Its number on its machine, as the launcher has it: which GPU is its own. */
-int32_t forebay_ranks_local_rank(const forebay_ranks* ranks);
+int32_t forebay_ranks_local_rank(const forebay_ranks* ranks); /* which GPU is its own */
+/* *text: a warning, or "", to be freed: ranks on several machines share no FOREBAY_JOB_SECRET. */
+int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message);
 /* Returns when every rank has called it. */
 int32_t forebay_ranks_barrier(forebay_ranks* ranks, char** message);
 /* Has the calls of all ranks fail, those under way too, with INTERRUPTED. From any thread. */

@@ -124,6 +124,13 @@ int32_t forebay_ranks_local_rank(const forebay_ranks* ranks) {
   return ranks == nullptr ? -1 : ranks->state->local_rank;
 }
 
+int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message) {
+  return forebay::capi::Run(message, [&] {
+    FOREBAY_RETURN_IF_ERROR(forebay::capi::CheckPointer(ranks, "ranks"));
+    return forebay::capi::Give(ranks->state->communicator->Warning(), text);
+  });
+}
+
 void forebay_ranks_abort(forebay_ranks* ranks) {
   if (ranks == nullptr) return;
   // Without the mutex, which a call that waits for another rank holds.

@@ -127,6 +127,9 @@ class Communicator {
   }
   // How device memory goes from rank to rank, and why not by NCCL: for logs.
   virtual const std::string& device_path() const = 0;
+  // What whoever started the run should know of the connections of its ranks, as a line; "":
+  // nothing.
+  virtual std::string Warning() const { return ""; }
 
   // Each returns at once; where kMaxPendingCollectives wait already, when the first is complete.
   //

@@ -54,6 +54,7 @@ class RankedCommunicator : public Communicator {
   int size() const override { return transport_->size(); }
   const std::string& host(int rank) const override { return transport_->host(rank); }
   const std::string& device_path() const override { return device_path_; }
+  std::string Warning() const override { return transport_->Warning(); }
 
   CollectiveTicket StartAllReduce(const CollectiveMemory& values) override {
     FOREBAY_CHECK(values.size_bytes % static_cast<int64_t>(sizeof(float)) == 0);

@@ -44,6 +44,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& host(int rank) const = 0;
+  // What whoever started the run should know of its connections, as a line; "": nothing.
+  virtual std::string Warning() const { return ""; }
 
   // Sends and receives all at once, and returns when everything has arrived or is on its way: the
   // memory is the caller's again. At most one item per other rank in each list. What one rank sends

@@ -14,6 +14,7 @@
 #include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/missed_updates.h"
+#include "forebay/offload/ranks/agreement.h"
 #include "forebay/optimizer/update_modes.h"
 #include "forebay/swap/records/commit_record.h"
 
@@ -171,9 +172,10 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
   if (options_.ranks == nullptr) return is_due;
   const Stopwatch watch;
   const TraceScope trace(Activity::kRanks);
-  const std::string settings = EncodeUpdate({scalars_, groups_, {}}).dump();
+  const Json settings = EncodeUpdate({scalars_, groups_, {}});
+  const std::string text = settings.dump();
   const absl::StatusOr<std::vector<StepVote>> votes =
-      GatherValues(*options_.ranks, StepVote{is_due, Xxh3_64(std::as_bytes(std::span(settings)))});
+      GatherValues(*options_.ranks, StepVote{is_due, Xxh3_64(std::as_bytes(std::span(text)))});
   own_waits_[Activity::kRanks] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(votes.status());
   const auto other = std::ranges::find_if(*votes, [&](const StepVote& vote) {
@@ -182,11 +184,18 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
   if (other == votes->end()) {
     return std::ranges::any_of(*votes, [](const StepVote& vote) { return vote.commits != 0; });
   }
+  std::vector<Setting> named;
+  const Json flat = settings.flatten();
+  for (const auto& [path, value] : flat.items()) {
+    named.push_back({.name = path.substr(1), .value = value});  // "groups/1/weight_decay"
+  }
+  FOREBAY_ASSIGN_OR_RETURN(const std::string difference,
+                           DifferenceOfSettings(named, *options_.ranks));
   const auto rank = static_cast<int>(other - votes->begin());
   return UsageError(fmt::format(
       "step {}: rank {} ({}) has another rate, clip, loss scale or setting of a group than rank 0 "
-      "({}), and their weights would part. Abandon the step, and give all ranks the same",
-      step, rank, options_.ranks->host(rank), options_.ranks->host(0)));
+      "({}), and their weights would part: {}. Abandon the step, and give all ranks the same",
+      step, rank, options_.ranks->host(rank), options_.ranks->host(0), difference));
 }
 
 void LayerSession::RestartCommitClock() {

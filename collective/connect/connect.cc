@@ -4,6 +4,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/collective/job_secret.h"
 #include "forebay/collective/mpi/mpi_transport.h"
 #include "forebay/collective/nccl/nccl_transport.h"
 #include "forebay/collective/sockets/socket_transport.h"
@@ -17,8 +18,12 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectTransport(const Launch& launch
   switch (launch.transport) {
     case RankTransport::kNone:
       break;
-    case RankTransport::kSockets:
-      return ConnectSockets(launch, timeout_s);
+    case RankTransport::kSockets: {
+      Launch own = launch;
+      FOREBAY_ASSIGN_OR_RETURN(own.secret, ReadJobSecret(ProcessEnvironment));
+      own.listen_address = ProcessEnvironment("FOREBAY_LISTEN_ADDRESS").value_or("");
+      return ConnectSockets(own, timeout_s);
+    }
     case RankTransport::kOpenMpi:
     case RankTransport::kMpich:
       return ConnectMpi(launch);

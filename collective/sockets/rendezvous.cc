@@ -1,68 +1,49 @@
 #include "forebay/collective/sockets/rendezvous.h"
 
+#include <poll.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <functional>
+#include <list>
 #include <thread>
 #include <utility>
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
-#include "forebay/base/hash.h"
 #include "forebay/collective/host_name.h"
+#include "forebay/collective/sockets/door.h"
+#include "forebay/collective/sockets/handshake.h"
+#include "forebay/collective/sockets/proof.h"
 #include "forebay/collective/sockets/socket.h"
 
 namespace forebay {
 namespace {
 
-// The first bytes of a rank: another program at the port begins otherwise.
-constexpr uint64_t kMagic = 0x316b6e6172796266;  // "fbyrank1"
-// A rank answers within this time.
+// What listens and is a rank answers within this time. Names are looked up anew as often.
 constexpr std::chrono::seconds kAnswerTime(5);
+// Between two attempts to reach one address, and the longest wait between two looks at the time.
 constexpr std::chrono::milliseconds kRetryInterval(20);
 
-enum class ConnectionPurpose : int32_t { kControl, kData };
-
-// The first message of a rank that connects.
-struct Greeting {
-  uint64_t magic = kMagic;
-  uint64_t job = 0;
-  int32_t rank = 0;
-  int32_t size = 0;
-  ConnectionPurpose purpose = ConnectionPurpose::kControl;
-  int32_t port = 0;  // where it listens itself
-  char host[64] = "";
-};
-// Rank 0's answer, on its control connections alone.
-struct Answer {
-  uint64_t magic = kMagic;
-  int32_t is_welcome = 0;
-  char why_not[252] = "";
-};
 // Where a rank is: a row of the table that rank 0 sends when all have come.
 struct Whereabouts {
   SocketAddress address;
   char host[64] = "";
 };
 
-template <typename T>
-std::span<const std::byte> AsMessage(const T& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
-template <typename T>
-std::span<std::byte> AsRoom(T& value) {
-  return std::as_writable_bytes(std::span(&value, 1));
-}
-
-void CopyText(std::string_view text, std::span<char> to) {
-  const size_t size = std::min(text.size(), to.size() - 1);
-  std::memcpy(to.data(), text.data(), size);
-  to[size] = 0;
-}
-
-std::string TextOf(std::span<const char> text) {
-  return {text.data(), ::strnlen(text.data(), text.size())};
-}
+// A connection to a rank, tried until it is there.
+struct Call {
+  int rank = 0;
+  ConnectionPurpose purpose = ConnectionPurpose::kControl;
+  SocketAddress address;
+  std::list<OutgoingHandshake> attempt;  // none, or the one that is under way
+  SocketDeadline deadline;               // of the attempt, or the time of the next
+  std::string why_not;                   // of the last attempt
+  bool met_other_secret = false;         // one of them did
+};
 
 class Meeting {
  public:
@@ -72,48 +53,48 @@ class Meeting {
         deadline_(std::chrono::steady_clock::now() +
                   std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                       std::chrono::duration<double>(timeout_s))),
-        job_(Xxh3_64(std::as_bytes(std::span(launch.job)))),
-        is_on_one_machine_(launch.master_address == "localhost" ||
-                           launch.master_address.starts_with("127.")),
+        key_(launch.job, launch.secret),
         whereabouts_(static_cast<size_t>(launch.size)),
-        connections_(static_cast<size_t>(launch.size)) {}
+        connections_(static_cast<size_t>(launch.size)),
+        door_(
+            key_, [this](const auto& greeting, bool is_other) { return Judge(greeting, is_other); },
+            [this](const auto& greeting, UniqueFd fd, int port) {
+              Admit(greeting, std::move(fd), port);
+            }) {}
 
-  absl::StatusOr<std::vector<RankConnection>> Run() {
-    FOREBAY_RETURN_IF_ERROR(Listen());
-    if (launch_.rank == 0) {
-      CopyText(HostName(), whereabouts_[0].host);
-      FOREBAY_RETURN_IF_ERROR(AcceptAll(ConnectionPurpose::kControl));
-      FOREBAY_RETURN_IF_ERROR(SendTable());
-      FOREBAY_RETURN_IF_ERROR(AcceptAll(ConnectionPurpose::kData));
-    } else {
-      FOREBAY_RETURN_IF_ERROR(JoinRankZero());
-      FOREBAY_RETURN_IF_ERROR(ReceiveTable());
-      FOREBAY_RETURN_IF_ERROR(ConnectToLowerRanks());
-      FOREBAY_RETURN_IF_ERROR(AcceptAll(ConnectionPurpose::kControl));
-      FOREBAY_RETURN_IF_ERROR(AcceptAll(ConnectionPurpose::kData));
-    }
-    for (size_t r = 0; r < connections_.size(); ++r) {
-      connections_[r].host = TextOf(whereabouts_[r].host);
-    }
-    return std::move(connections_);
-  }
+  absl::StatusOr<std::vector<RankConnection>> Run();
 
  private:
-  absl::Status Listen();
-  absl::Status AcceptAll(ConnectionPurpose purpose);
-  void Admit(UniqueFd fd);
-  std::string WhyNotWelcome(const Greeting& greeting) const;
-  std::vector<int> Missing(ConnectionPurpose purpose) const;
-  absl::Status SendTable();
+  bool IsOnOneMachine() const;
+  absl::Status ListenWhereNamed();
+  absl::Status ListenTowardsRankZero(const SocketAddress& own);
+  absl::Status ErrorOfListening(const std::vector<SocketAddress>& addresses, int error) const;
 
   absl::Status JoinRankZero();
-  absl::StatusOr<UniqueFd> TryToJoin(const SocketAddress& address);
+  void AddCallsOfRankZero(const std::vector<SocketAddress>& addresses);
+  absl::Status NotReached(const Call& call, const absl::Status& why) const;
+  absl::Status SendTable();
   absl::Status ReceiveTable();
-  absl::Status ConnectToLowerRanks();
+  void CallLowerRanks();
 
-  Greeting OwnGreeting(ConnectionPurpose purpose) const;
+  // Serves whoever came, and goes on with the calls. Returns when something has happened, also on
+  // `fd` (-1: none), or after a short time. UsageError: a rank does not take this one.
+  absl::Status Turn(int fd = -1);
+  absl::Status GoOnWith(Call& call);
+  // Until `is_done`, or the time is over.
+  absl::Status TurnUntil(const std::function<bool()>& is_done);
+  std::string Judge(const Greeting& greeting, bool is_other) const;
+  void Admit(const Greeting& greeting, UniqueFd fd, int port);
+  std::vector<int> Missing(ConnectionPurpose purpose) const;
+  bool HasCome(ConnectionPurpose purpose) const { return Missing(purpose).empty(); }
+  absl::Status ErrorOfMissing() const;
+
   UniqueFd& Connection(int rank, ConnectionPurpose purpose) {
     RankConnection& connection = connections_[static_cast<size_t>(rank)];
+    return purpose == ConnectionPurpose::kControl ? connection.control : connection.data;
+  }
+  const UniqueFd& Connection(int rank, ConnectionPurpose purpose) const {
+    const RankConnection& connection = connections_[static_cast<size_t>(rank)];
     return purpose == ConnectionPurpose::kControl ? connection.control : connection.data;
   }
   SocketDeadline AnswerDeadline() const {
@@ -124,95 +105,231 @@ class Meeting {
   const Launch& launch_;
   const double timeout_s_;
   const SocketDeadline deadline_;
-  const uint64_t job_;
-  const bool is_on_one_machine_;
-  UniqueFd listener_;
+  const JobKey key_;
+  Nonce process_ = {};
   std::vector<Whereabouts> whereabouts_;
   std::vector<RankConnection> connections_;
+  Door door_;
+  std::list<Call> calls_;
+  std::vector<pollfd> polled_;
 };
 
-absl::Status Meeting::Listen() {
-  if (launch_.rank != 0) {
-    FOREBAY_ASSIGN_OR_RETURN(listener_, ListenAt(0, is_on_one_machine_));
-    return absl::OkStatus();
+absl::StatusOr<std::vector<RankConnection>> Meeting::Run() {
+  constexpr auto kControl = ConnectionPurpose::kControl;
+  constexpr auto kData = ConnectionPurpose::kData;
+  FOREBAY_ASSIGN_OR_RETURN(process_, DrawNonce());
+  if (launch_.rank == 0) {
+    FOREBAY_RETURN_IF_ERROR(ListenWhereNamed());
+    CopyText(HostName(), whereabouts_[0].host);
+    FOREBAY_RETURN_IF_ERROR(TurnUntil([&] { return HasCome(kControl); }));
+    FOREBAY_RETURN_IF_ERROR(SendTable());
+  } else {
+    FOREBAY_RETURN_IF_ERROR(JoinRankZero());
+    FOREBAY_RETURN_IF_ERROR(ReceiveTable());
+    CallLowerRanks();
   }
-  absl::Status why_not;
+  FOREBAY_RETURN_IF_ERROR(
+      TurnUntil([&] { return calls_.empty() && HasCome(kControl) && HasCome(kData); }));
+  for (size_t r = 0; r < connections_.size(); ++r) {
+    RankConnection& connection = connections_[r];
+    connection.host = TextOf(whereabouts_[r].host);
+    if (!connection.data.valid()) continue;
+    const SocketAddress peer = PeerAddress(connection.data.get());
+    connection.is_of_other_machine =
+        !peer.IsLoopback() && !peer.IsSameHost(OwnAddress(connection.data.get()));
+  }
+  return std::move(connections_);
+}
+
+// ---- Where this rank listens -------------------------------------------------------------------
+
+bool Meeting::IsOnOneMachine() const {
+  const std::string& master = launch_.master_address;
+  return master == "localhost" || master == "::1" || master.starts_with("127.");
+}
+
+absl::Status Meeting::ErrorOfListening(const std::vector<SocketAddress>& addresses,
+                                       int error) const {
+  std::vector<std::string> texts;
+  for (const SocketAddress& address : addresses) texts.push_back(address.Text());
+  return EnvironmentError(fmt::format(
+      "rank {} on {} cannot listen at {}: {}. Name an address of the machine of rank 0 in "
+      "MASTER_ADDR (here '{}'), or what ranks shall listen at in FOREBAY_LISTEN_ADDRESS: one of "
+      "their own addresses, or 0.0.0.0 for every one",
+      launch_.rank, HostName(), fmt::join(texts, ", "), ErrnoText(error), launch_.master_address));
+}
+
+absl::Status Meeting::ListenWhereNamed() {
+  const std::string& name =
+      launch_.listen_address.empty() ? launch_.master_address : launch_.listen_address;
+  absl::StatusOr<std::vector<SocketAddress>> addresses = ResolveHost(name, launch_.first_port);
+  while (!addresses.ok()) {  // a machine may start before its name is known
+    if (IsOver()) return addresses.status();
+    std::this_thread::sleep_for(kRetryInterval);
+    addresses = ResolveHost(name, launch_.first_port);
+  }
+  // Its own name is often 127.0.1.1 on a machine, and says nothing of where the others see it.
+  const auto is_loopback = [](const SocketAddress& address) { return address.IsLoopback(); };
+  if (launch_.listen_address.empty() && !IsOnOneMachine() &&
+      std::all_of(addresses->begin(), addresses->end(), is_loopback)) {
+    addresses->assign(1, EveryAddress(launch_.first_port));
+  }
+  int error = 0;
   for (int i = 0; i < kNumRankPorts; ++i) {
-    absl::StatusOr<UniqueFd> listener = ListenAt(launch_.first_port + i, is_on_one_machine_);
-    if (listener.ok()) {
-      listener_ = *std::move(listener);
-      return absl::OkStatus();
-    }
-    why_not = listener.status();
+    for (SocketAddress& address : *addresses) address.set_port(launch_.first_port + i);
+    error = door_.Open(*addresses);
+    if (error == 0) return absl::OkStatus();
+    if (error != EADDRINUSE && error != EACCES) return ErrorOfListening(*addresses, error);
   }
   return EnvironmentError(
       fmt::format("rank 0 found no free port from {} to {} (the last: {}): set another MASTER_PORT",
-                  launch_.first_port, launch_.first_port + kNumRankPorts - 1, MessageOf(why_not)));
+                  launch_.first_port, launch_.first_port + kNumRankPorts - 1, ErrnoText(error)));
+}
+
+// `own`: where the connection to rank 0 comes from.
+absl::Status Meeting::ListenTowardsRankZero(const SocketAddress& own) {
+  std::vector<SocketAddress> addresses = {own};
+  if (!launch_.listen_address.empty()) {
+    FOREBAY_ASSIGN_OR_RETURN(addresses, ResolveHost(launch_.listen_address, 0));
+    addresses.resize(1);  // others would have other ports
+  } else if (addresses[0].IsLoopback() && !IsOnOneMachine()) {
+    addresses[0] = EveryAddress(0);  // other machines have to reach it too
+  }
+  addresses[0].set_port(0);
+  const int error = door_.Open(addresses);
+  return error == 0 ? absl::OkStatus() : ErrorOfListening(addresses, error);
+}
+
+// ---- Turns -------------------------------------------------------------------------------------
+
+absl::Status Meeting::Turn(int fd) {
+  polled_.clear();
+  polled_.push_back({fd, POLLIN, 0});
+  for (const Call& call : calls_) {
+    for (const OutgoingHandshake& attempt : call.attempt) {
+      polled_.push_back({attempt.fd(), attempt.events(), 0});
+    }
+  }
+  const size_t num_calls = polled_.size();
+  door_.AddPolled(polled_);
+  if (::poll(polled_.data(), polled_.size(), static_cast<int>(kRetryInterval.count())) < 0) {
+    for (pollfd& item : polled_) item.revents = 0;  // EINTR
+  }
+  if (door_.is_open()) door_.Serve();
+  size_t i = 1;
+  for (auto call = calls_.begin(); call != calls_.end();) {
+    const bool is_ready = call->attempt.empty() || (i < num_calls && polled_[i++].revents != 0);
+    const bool is_late = std::chrono::steady_clock::now() >= call->deadline;
+    if (is_ready || is_late) FOREBAY_RETURN_IF_ERROR(GoOnWith(*call));
+    call = Connection(call->rank, call->purpose).valid() ? calls_.erase(call) : std::next(call);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Meeting::GoOnWith(Call& call) {
+  const auto now = std::chrono::steady_clock::now();
+  if (call.attempt.empty()) {
+    if (now < call.deadline) return absl::OkStatus();
+    Greeting greeting = {.rank = launch_.rank,
+                         .size = launch_.size,
+                         .to_rank = call.rank,
+                         .purpose = call.purpose,
+                         .process = process_};
+    CopyText(HostName(), greeting.host);
+    call.attempt.emplace_back(call.address, key_, greeting);
+    call.deadline = now + kAnswerTime;
+  } else if (now >= call.deadline) {
+    call.why_not =
+        fmt::format("{} did not answer within {} s", call.address.Text(), kAnswerTime.count());
+    call.attempt.clear();
+    call.deadline = now + kRetryInterval;
+    return absl::OkStatus();
+  } else {
+    call.attempt.front().Advance();
+  }
+  OutgoingHandshake& attempt = call.attempt.front();
+  if (attempt.state() == HandshakeState::kUnderWay) return absl::OkStatus();
+  if (attempt.state() == HandshakeState::kMet) {
+    if (!door_.is_open()) {
+      FOREBAY_RETURN_IF_ERROR(ListenTowardsRankZero(OwnAddress(attempt.fd())));
+    }
+    if (attempt.Confirm(door_.port()) == HandshakeState::kMet) {
+      Connection(call.rank, call.purpose) = attempt.TakeConnection();
+      return absl::OkStatus();
+    }
+  }
+  if (ExitCodeOf(attempt.status()) == ExitCode::kUsage) return NotReached(call, attempt.status());
+  // A rank that was there and listens no more has ended. Rank 0 may not have begun.
+  if (attempt.is_refused() && door_.is_open()) return NotReached(call, attempt.status());
+  if (attempt.has_other_secret() || !call.met_other_secret) {
+    call.why_not = MessageOf(attempt.status());
+  }
+  call.met_other_secret |= attempt.has_other_secret();
+  call.attempt.clear();
+  call.deadline = now + kRetryInterval;
+  return absl::OkStatus();
+}
+
+absl::Status Meeting::TurnUntil(const std::function<bool()>& is_done) {
+  while (!is_done()) {
+    if (IsOver()) {
+      if (calls_.empty()) return ErrorOfMissing();
+      return NotReached(calls_.front(), EnvironmentError(calls_.front().why_not));
+    }
+    FOREBAY_RETURN_IF_ERROR(Turn());
+  }
+  return absl::OkStatus();
+}
+
+// ---- Who comes ---------------------------------------------------------------------------------
+
+std::string Meeting::Judge(const Greeting& greeting, bool is_other) const {
+  if (greeting.size != launch_.size) {
+    return fmt::format("it is one of {} ranks, but rank {} on {} one of {}", greeting.size,
+                       launch_.rank, HostName(), launch_.size);
+  }
+  if (greeting.to_rank != launch_.rank || greeting.rank <= launch_.rank ||
+      greeting.rank >= launch_.size) {
+    return fmt::format("rank {} looks for rank {}, and has nothing to ask rank {} for",
+                       greeting.rank, greeting.to_rank, launch_.rank);
+  }
+  if (!is_other && !Connection(greeting.rank, greeting.purpose).valid()) return "";
+  const std::string host = TextOf(whereabouts_[static_cast<size_t>(greeting.rank)].host);
+  return fmt::format("another process{} is rank {} already",
+                     host.empty() ? "" : ", on " + host + ",", greeting.rank);
+}
+
+void Meeting::Admit(const Greeting& greeting, UniqueFd fd, int port) {
+  UniqueFd& connection = Connection(greeting.rank, greeting.purpose);
+  if (connection.valid()) return;
+  if (launch_.rank == 0 && greeting.purpose == ConnectionPurpose::kControl) {
+    Whereabouts& whereabouts = whereabouts_[static_cast<size_t>(greeting.rank)];
+    whereabouts.address = PeerAddress(fd.get());
+    whereabouts.address.set_port(port);
+    CopyText(TextOf(greeting.host), whereabouts.host);
+  }
+  connection = std::move(fd);
 }
 
 std::vector<int> Meeting::Missing(ConnectionPurpose purpose) const {
   std::vector<int> missing;
   for (int r = launch_.rank + 1; r < launch_.size; ++r) {
-    const RankConnection& connection = connections_[static_cast<size_t>(r)];
-    const bool is_control = purpose == ConnectionPurpose::kControl;
-    if (!(is_control ? connection.control : connection.data).valid()) missing.push_back(r);
+    if (!Connection(r, purpose).valid()) missing.push_back(r);
   }
   return missing;
 }
 
-// Connections come in any order: those of the other purpose are kept too.
-absl::Status Meeting::AcceptAll(ConnectionPurpose purpose) {
-  for (;;) {
-    const std::vector<int> missing = Missing(purpose);
-    if (missing.empty()) return absl::OkStatus();
-    FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, AcceptOne(listener_.get(), deadline_));
-    if (!fd.valid()) {
-      return EnvironmentError(
-          fmt::format("of {} ranks these did not come to rank {} on {}:{} within {:g} s "
-                      "(--rank_timeout, timeout_s): {}. "
-                      "Their own output may say why; {} started this one",
-                      launch_.size, launch_.rank, HostName(), PortOf(listener_.get()), timeout_s_,
-                      fmt::join(missing, ", "), launch_.launcher));
-    }
-    Admit(std::move(fd));
-  }
+absl::Status Meeting::ErrorOfMissing() const {
+  std::vector<int> missing = Missing(ConnectionPurpose::kControl);
+  if (missing.empty()) missing = Missing(ConnectionPurpose::kData);
+  return EnvironmentError(fmt::format(
+      "of {} ranks these did not come to rank {} on {} at {} within {:g} s (--rank_timeout, "
+      "timeout_s): {}. Their own output may say why; {} started this one{}",
+      launch_.size, launch_.rank, HostName(), door_.Addresses(), timeout_s_,
+      fmt::join(missing, ", "), launch_.launcher, door_.Remarks()));
 }
 
-void Meeting::Admit(UniqueFd fd) {
-  Greeting greeting;
-  if (!ReceiveMessage(fd.get(), AsRoom(greeting), AnswerDeadline()).ok()) return;
-  if (greeting.magic != kMagic || greeting.job != job_) return;  // not for us
-  const std::string why_not = WhyNotWelcome(greeting);
-  const bool is_control = greeting.purpose == ConnectionPurpose::kControl;
-  if (launch_.rank == 0 && is_control) {
-    Answer answer = {.is_welcome = why_not.empty()};
-    CopyText(why_not, answer.why_not);
-    if (!SendMessage(fd.get(), AsMessage(answer), AnswerDeadline()).ok()) return;
-  }
-  if (!why_not.empty()) return;
-  Whereabouts& whereabouts = whereabouts_[static_cast<size_t>(greeting.rank)];
-  if (launch_.rank == 0 && is_control) {
-    whereabouts.address = PeerAddress(fd.get());
-    whereabouts.address.set_port(greeting.port);
-    CopyText(TextOf(greeting.host), whereabouts.host);
-  }
-  Connection(greeting.rank, greeting.purpose) = std::move(fd);
-}
-
-std::string Meeting::WhyNotWelcome(const Greeting& greeting) const {
-  if (greeting.size != launch_.size) {
-    return fmt::format("it is one of {} ranks, but rank {} on {} one of {}", greeting.size,
-                       launch_.rank, HostName(), launch_.size);
-  }
-  if (greeting.rank <= launch_.rank || greeting.rank >= launch_.size) {
-    return fmt::format("rank {} has nothing to ask rank {} for", greeting.rank, launch_.rank);
-  }
-  const RankConnection& connection = connections_[static_cast<size_t>(greeting.rank)];
-  const bool is_control = greeting.purpose == ConnectionPurpose::kControl;
-  if (!(is_control ? connection.control : connection.data).valid()) return "";
-  return fmt::format("another process, on {}, is rank {} already",
-                     TextOf(whereabouts_[static_cast<size_t>(greeting.rank)].host), greeting.rank);
-}
+// ---- Rank 0 ------------------------------------------------------------------------------------
 
 absl::Status Meeting::SendTable() {
   for (int r = 1; r < launch_.size; ++r) {
@@ -225,69 +342,83 @@ absl::Status Meeting::SendTable() {
   return absl::OkStatus();
 }
 
-Greeting Meeting::OwnGreeting(ConnectionPurpose purpose) const {
-  Greeting greeting = {.job = job_,
-                       .rank = launch_.rank,
-                       .size = launch_.size,
-                       .purpose = purpose,
-                       .port = PortOf(listener_.get())};
-  CopyText(HostName(), greeting.host);
-  return greeting;
+// ---- The others --------------------------------------------------------------------------------
+
+absl::Status Meeting::NotReached(const Call& call, const absl::Status& why) const {
+  const bool is_turned_away = ExitCodeOf(why) == ExitCode::kUsage;
+  if (is_turned_away) {
+    return UsageError(fmt::format("rank {} at {} does not take rank {} on {}: {}", call.rank,
+                                  call.address.Text(), launch_.rank, HostName(), MessageOf(why)));
+  }
+  return Annotate(why, fmt::format("rank {} did not reach rank {} on {}", launch_.rank, call.rank,
+                                   TextOf(whereabouts_[static_cast<size_t>(call.rank)].host)));
 }
 
-// Rank 0 may not listen yet, and at the first ports something else may.
-absl::Status Meeting::JoinRankZero() {
-  absl::Status why_not;
-  do {
-    absl::StatusOr<std::vector<SocketAddress>> addresses =
-        ResolveHost(launch_.master_address, launch_.first_port);
-    if (!addresses.ok()) why_not = addresses.status();
-    for (int i = 0; addresses.ok() && i < kNumRankPorts; ++i) {
-      for (SocketAddress& address : *addresses) {
-        address.set_port(launch_.first_port + i);
-        absl::StatusOr<UniqueFd> fd = TryToJoin(address);
-        if (fd.ok()) {
-          Connection(0, ConnectionPurpose::kControl) = *std::move(fd);
-          return absl::OkStatus();
-        }
-        if (ExitCodeOf(fd.status()) == ExitCode::kUsage) return fd.status();
-        why_not = fd.status();
-      }
+void Meeting::AddCallsOfRankZero(const std::vector<SocketAddress>& addresses) {
+  for (int i = 0; i < kNumRankPorts; ++i) {
+    for (SocketAddress address : addresses) {
+      address.set_port(launch_.first_port + i);
+      const bool is_known = std::any_of(calls_.begin(), calls_.end(), [&](const Call& call) {
+        return call.address.IsSameHost(address) && call.address.port() == address.port();
+      });
+      if (is_known) continue;
+      Call& call = calls_.emplace_back();
+      call.address = address;
     }
-    std::this_thread::sleep_for(kRetryInterval);
-  } while (!IsOver());
+  }
+}
+
+// Rank 0 may not listen yet, and at some of the ports something else may.
+absl::Status Meeting::JoinRankZero() {
+  absl::Status unknown;
+  SocketDeadline next_lookup = std::chrono::steady_clock::now();
+  while (!IsOver()) {
+    if (const auto now = std::chrono::steady_clock::now(); now >= next_lookup) {
+      const auto addresses = ResolveHost(launch_.master_address, launch_.first_port);
+      if (addresses.ok()) AddCallsOfRankZero(*addresses);
+      unknown = addresses.status();
+      next_lookup =
+          now + (addresses.ok() ? std::chrono::milliseconds(kAnswerTime) : kRetryInterval);
+    }
+    FOREBAY_RETURN_IF_ERROR(Turn());
+    if (!Connection(0, ConnectionPurpose::kControl).valid()) continue;
+    return absl::OkStatus();
+  }
+  std::string why_not = MessageOf(unknown);
+  if (!calls_.empty()) {
+    const auto with_other_secret = std::find_if(
+        calls_.begin(), calls_.end(), [](const Call& call) { return call.met_other_secret; });
+    const Call& told = with_other_secret == calls_.end() ? calls_.back() : *with_other_secret;
+    why_not = told.why_not;
+  }
   return EnvironmentError(
       fmt::format("rank {} on {} did not reach rank 0 at {} (ports {} to {}) within {:g} s "
                   "(--rank_timeout, timeout_s): {}",
                   launch_.rank, HostName(), launch_.master_address, launch_.first_port,
-                  launch_.first_port + kNumRankPorts - 1, timeout_s_, MessageOf(why_not)));
-}
-
-absl::StatusOr<UniqueFd> Meeting::TryToJoin(const SocketAddress& address) {
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, ConnectTo(address, AnswerDeadline()));
-  const Greeting greeting = OwnGreeting(ConnectionPurpose::kControl);
-  FOREBAY_RETURN_IF_ERROR(SendMessage(fd.get(), AsMessage(greeting), AnswerDeadline()));
-  Answer answer;
-  FOREBAY_RETURN_IF_ERROR(ReceiveMessage(fd.get(), AsRoom(answer), AnswerDeadline()));
-  if (answer.magic != kMagic) {
-    return EnvironmentError(fmt::format("something else listens at {}", address.Text()));
-  }
-  if (answer.is_welcome == 0) {
-    return UsageError(fmt::format("rank 0 at {} does not take rank {} on {}: {}", address.Text(),
-                                  launch_.rank, HostName(), TextOf(answer.why_not)));
-  }
-  return fd;
+                  launch_.first_port + kNumRankPorts - 1, timeout_s_, why_not));
 }
 
 absl::Status Meeting::ReceiveTable() {
-  const absl::Status received =
-      ReceiveMessage(Connection(0, ConnectionPurpose::kControl).get(),
-                     std::as_writable_bytes(std::span(whereabouts_)), deadline_);
-  if (received.ok()) return received;
-  return Annotate(received, "rank 0 waits for other ranks, or is gone: its output says which");
+  constexpr std::string_view kWhy =
+      "rank 0 waits for other ranks, or is gone: its output says which";
+  const int fd = Connection(0, ConnectionPurpose::kControl).get();
+  std::span<std::byte> room = std::as_writable_bytes(std::span(whereabouts_));
+  while (!room.empty()) {
+    if (IsOver()) {
+      return EnvironmentError(
+          fmt::format("{}: it said nothing for {:g} s (--rank_timeout, "
+                      "timeout_s)",
+                      kWhy, timeout_s_));
+    }
+    FOREBAY_RETURN_IF_ERROR(Turn(fd));
+    const int64_t got = ReceiveSome(fd, room);
+    if (got < 0) return EnvironmentError(fmt::format("{}: {}", kWhy, ErrnoText(errno)));
+    room = room.subspan(static_cast<size_t>(got));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Meeting::ConnectToLowerRanks() {
+void Meeting::CallLowerRanks() {
   whereabouts_[0].address = PeerAddress(Connection(0, ConnectionPurpose::kControl).get());
   for (int r = 0; r < launch_.rank; ++r) {
     SocketAddress address = whereabouts_[static_cast<size_t>(r)].address;
@@ -299,18 +430,12 @@ absl::Status Meeting::ConnectToLowerRanks() {
     }
     for (const auto purpose : {ConnectionPurpose::kControl, ConnectionPurpose::kData}) {
       if (Connection(r, purpose).valid()) continue;  // rank 0's
-      absl::StatusOr<UniqueFd> fd = ConnectTo(address, deadline_);
-      const Greeting greeting = OwnGreeting(purpose);
-      const absl::Status met =
-          fd.ok() ? SendMessage(fd->get(), AsMessage(greeting), deadline_) : fd.status();
-      if (!met.ok()) {
-        return Annotate(met, fmt::format("rank {} did not reach rank {} on {}", launch_.rank, r,
-                                         TextOf(whereabouts_[static_cast<size_t>(r)].host)));
-      }
-      Connection(r, purpose) = *std::move(fd);
+      Call& call = calls_.emplace_back();
+      call.rank = r;
+      call.purpose = purpose;
+      call.address = address;
     }
   }
-  return absl::OkStatus();
 }
 
 }  // namespace

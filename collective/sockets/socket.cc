@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -51,18 +52,6 @@ SocketAddress Unmapped(const SocketAddress& address) {
   return unmapped;
 }
 
-SocketAddress ListeningAddress(int family, int port, bool this_machine_alone) {
-  SocketAddress address;
-  address.storage.ss_family = static_cast<sa_family_t>(family);
-  if (family == AF_INET) {
-    V4(address).sin_addr.s_addr = htonl(this_machine_alone ? INADDR_LOOPBACK : INADDR_ANY);
-  } else {
-    V6(address).sin6_addr = this_machine_alone ? in6addr_loopback : in6addr_any;
-  }
-  address.set_port(port);
-  return address;
-}
-
 // 0: ready; ETIMEDOUT: not before the deadline; else of poll.
 int AwaitReadiness(int fd, short events, SocketDeadline deadline) {
   for (;;) {
@@ -82,6 +71,14 @@ int AwaitReadiness(int fd, short events, SocketDeadline deadline) {
 bool SocketAddress::IsLoopback() const {
   if (storage.ss_family == AF_INET) return ntohl(V4(*this).sin_addr.s_addr) >> 24 == 127;
   return IN6_IS_ADDR_LOOPBACK(&V6(*this).sin6_addr);
+}
+
+bool SocketAddress::IsSameHost(const SocketAddress& other) const {
+  if (storage.ss_family != other.storage.ss_family) return false;
+  if (storage.ss_family == AF_INET) {
+    return V4(*this).sin_addr.s_addr == V4(other).sin_addr.s_addr;
+  }
+  return IN6_ARE_ADDR_EQUAL(&V6(*this).sin6_addr, &V6(other).sin6_addr);
 }
 
 int SocketAddress::port() const {
@@ -117,12 +114,30 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveHost(const std::string& host, 
   std::vector<SocketAddress> addresses;
   for (const addrinfo* item = list; item != nullptr; item = item->ai_next) {
     if (item->ai_family != AF_INET && item->ai_family != AF_INET6) continue;
-    SocketAddress& address = addresses.emplace_back();
+    SocketAddress address;
     std::memcpy(&address.storage, item->ai_addr, item->ai_addrlen);
     address.set_port(port);
+    const auto is_same = [&](const SocketAddress& other) { return other.IsSameHost(address); };
+    if (std::none_of(addresses.begin(), addresses.end(), is_same)) addresses.push_back(address);
   }
   ::freeaddrinfo(list);
   return addresses;
+}
+
+SocketAddress EveryAddress(int port) {
+  // One for IPv6 serves IPv4 too, where the machine has IPv6.
+  const UniqueFd probe(::socket(AF_INET6, kSocketFlags, 0));
+  SocketAddress address;
+  address.storage.ss_family = probe.valid() ? AF_INET6 : AF_INET;
+  address.set_port(port);
+  return address;
+}
+
+SocketAddress OwnAddress(int fd) {
+  SocketAddress address;
+  socklen_t size = sizeof address.storage;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &size);
+  return Unmapped(address);
 }
 
 SocketAddress PeerAddress(int fd) {
@@ -132,63 +147,44 @@ SocketAddress PeerAddress(int fd) {
   return Unmapped(address);
 }
 
-absl::StatusOr<UniqueFd> ListenAt(int port, bool this_machine_alone) {
-  // One for IPv6 serves IPv4 too, but not on the loopback.
-  int family = this_machine_alone ? AF_INET : AF_INET6;
-  UniqueFd listener(::socket(family, kSocketFlags, 0));
-  if (!listener.valid() && family == AF_INET6) {
-    family = AF_INET;
-    listener = UniqueFd(::socket(family, kSocketFlags, 0));
-  }
-  if (!listener.valid()) return SocketError("no socket could be made");
-  const int on = 1;
-  const int off = 0;
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (family == AF_INET6) {
-    ::setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  }
-  const SocketAddress address = ListeningAddress(family, port, this_machine_alone);
-  if (::bind(listener.get(), Plain(address), address.size_bytes()) != 0 ||
-      ::listen(listener.get(), SOMAXCONN) != 0) {
-    return SocketError(fmt::format("listening at {} failed", address.Text()));
-  }
-  return listener;
-}
-
-int PortOf(int fd) {
-  SocketAddress address;
-  socklen_t size = sizeof address.storage;
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &size);
-  return address.port();
-}
-
-absl::StatusOr<UniqueFd> ConnectTo(const SocketAddress& address, SocketDeadline deadline) {
+int ListenAt(const SocketAddress& address, UniqueFd& listener) {
   UniqueFd fd(::socket(address.storage.ss_family, kSocketFlags, 0));
-  if (!fd.valid()) return SocketError("no socket could be made");
-  int error = 0;
-  if (::connect(fd.get(), Plain(address), address.size_bytes()) != 0) {
-    error = errno == EINPROGRESS ? AwaitReadiness(fd.get(), POLLOUT, deadline) : errno;
-    socklen_t size = sizeof error;
-    if (error == 0) ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (!fd.valid()) return errno;
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.storage.ss_family == AF_INET6) {
+    const int is_v6_only = IN6_IS_ADDR_UNSPECIFIED(&V6(address).sin6_addr) ? 0 : 1;
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &is_v6_only, sizeof is_v6_only);
   }
-  errno = error;
-  if (error != 0) return SocketError(fmt::format("connecting to {} failed", address.Text()));
-  return fd;
+  if (::bind(fd.get(), Plain(address), address.size_bytes()) != 0 ||
+      ::listen(fd.get(), SOMAXCONN) != 0) {
+    return errno;
+  }
+  listener = std::move(fd);
+  return 0;
 }
 
-absl::StatusOr<UniqueFd> AcceptOne(int listener, SocketDeadline deadline) {
-  for (;;) {
-    const int error = AwaitReadiness(listener, POLLIN, deadline);
-    if (error == ETIMEDOUT) return UniqueFd();
-    errno = error;
-    if (error != 0) return SocketError("waiting for connections failed");
-    UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd.valid()) return fd;
-    // All errors but these mean that the peer has gone again.
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      return SocketError("accepting a connection failed");
-    }
+int Accept(int listener, UniqueFd& connection) {
+  UniqueFd fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd.valid()) return errno;
+  connection = std::move(fd);
+  return 0;
+}
+
+int StartToConnect(const SocketAddress& address, UniqueFd& connection) {
+  UniqueFd fd(::socket(address.storage.ss_family, kSocketFlags, 0));
+  if (!fd.valid()) return errno;
+  if (::connect(fd.get(), Plain(address), address.size_bytes()) != 0 && errno != EINPROGRESS) {
+    return errno;
   }
+  connection = std::move(fd);
+  return 0;
+}
+
+int ErrorOfConnecting(int fd) {
+  int error = 0;
+  socklen_t size = sizeof error;
+  return ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
 void TuneForRanks(int fd, double timeout_s) {
@@ -215,16 +211,24 @@ absl::Status SendMessage(int fd, std::span<const std::byte> message, SocketDeadl
   return absl::OkStatus();
 }
 
-absl::Status ReceiveMessage(int fd, std::span<std::byte> message, SocketDeadline deadline) {
-  while (!message.empty()) {
-    const ssize_t got = ::recv(fd, message.data(), message.size(), 0);
-    if (got > 0) message = message.subspan(static_cast<size_t>(got));
-    if (got == 0) return EnvironmentError("the connection was closed");
-    if (got > 0 || errno == EINTR) continue;
-    if (errno == EAGAIN) errno = AwaitReadiness(fd, POLLIN, deadline);
-    if (errno != 0) return SocketError("receiving failed");
+bool SendAtOnce(int fd, std::span<const std::byte> message) {
+  for (;;) {
+    const ssize_t sent = ::send(fd, message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0 || errno != EINTR) return sent == static_cast<ssize_t>(message.size());
   }
-  return absl::OkStatus();
+}
+
+int64_t ReceiveSome(int fd, std::span<std::byte> room) {
+  for (;;) {
+    const ssize_t got = ::recv(fd, room.data(), room.size(), MSG_DONTWAIT);
+    if (got > 0) return got;
+    if (got == 0) {
+      errno = ECONNRESET;  // closed
+      return -1;
+    }
+    if (errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
 }
 
 }  // namespace forebay

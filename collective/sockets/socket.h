@@ -24,32 +24,40 @@ struct SocketAddress {
   sockaddr_storage storage = {};
 
   bool IsLoopback() const;
+  // Of the same machine, whatever the ports are.
+  bool IsSameHost(const SocketAddress& other) const;
   int port() const;
   void set_port(int port);
   socklen_t size_bytes() const;
   std::string Text() const;  // "10.0.0.7:29501", "[::1]:29501"
 };
 
-// All addresses of a machine. EnvironmentError when the name is not known.
+// All addresses of a machine, each once. EnvironmentError when the name is not known.
 absl::StatusOr<std::vector<SocketAddress>> ResolveHost(const std::string& host, int port);
-// At the other end.
+// Stands for all addresses of this machine.
+SocketAddress EveryAddress(int port);
+// At this end of a connection or of a socket that listens, and at the other end.
+SocketAddress OwnAddress(int fd);
 SocketAddress PeerAddress(int fd);
 
-// Listens at `port` (0: at one that is free), for this machine alone or for every network.
-// EnvironmentError with errno.
-absl::StatusOr<UniqueFd> ListenAt(int port, bool this_machine_alone);
-int PortOf(int fd);
-
-// EnvironmentError: refused, or not there before the deadline.
-absl::StatusOr<UniqueFd> ConnectTo(const SocketAddress& address, SocketDeadline deadline);
-// The next connection; an invalid descriptor when none came before the deadline.
-absl::StatusOr<UniqueFd> AcceptOne(int listener, SocketDeadline deadline);
+// These return 0, or the errno of what failed.
+//
+// Listens there; port 0 is one that is free.
+int ListenAt(const SocketAddress& address, UniqueFd& listener);
+// The next connection that has come, and EAGAIN where none has.
+int Accept(int listener, UniqueFd& connection);
+// Begins to connect; the end of it makes the socket writable.
+int StartToConnect(const SocketAddress& address, UniqueFd& connection);
+int ErrorOfConnecting(int fd);
 
 // Small messages go out at once, and a dead machine is noticed within about `timeout_s`.
 void TuneForRanks(int fd, double timeout_s);
 
 // All of it, or an EnvironmentError: closed, or not before the deadline.
 absl::Status SendMessage(int fd, std::span<const std::byte> message, SocketDeadline deadline);
-absl::Status ReceiveMessage(int fd, std::span<std::byte> message, SocketDeadline deadline);
+// All of it without waiting, as is possible for the first bytes of a connection. False: it was not.
+bool SendAtOnce(int fd, std::span<const std::byte> message);
+// What is there, `room` at most: the number of bytes, and -1 with errno where nothing more comes.
+int64_t ReceiveSome(int fd, std::span<std::byte> room);
 
 }  // namespace forebay

@@ -50,8 +50,11 @@ struct SocketPeer {
 
 class SocketTransport : public Transport {
  public:
-  SocketTransport(int rank, std::vector<RankConnection> connections)
-      : rank_(rank), peers_(connections.size()), polled_(2 * connections.size()) {
+  SocketTransport(int rank, std::vector<RankConnection> connections, std::string warning)
+      : rank_(rank),
+        warning_(std::move(warning)),
+        peers_(connections.size()),
+        polled_(2 * connections.size()) {
     for (size_t r = 0; r < peers_.size(); ++r) {
       peers_[r].connection = std::move(connections[r]);
       for (const UniqueFd* fd : {&peers_[r].connection.data, &peers_[r].connection.control}) {
@@ -68,6 +71,7 @@ class SocketTransport : public Transport {
   const std::string& host(int rank) const override {
     return peers_[static_cast<size_t>(rank)].connection.host;
   }
+  std::string Warning() const override { return warning_; }
 
   MaybeFailure Exchange(std::span<const OutgoingBytes> outgoing,
                         std::span<const IncomingBytes> incoming, const WaitLimit& limit) override;
@@ -96,6 +100,7 @@ class SocketTransport : public Transport {
   RankFailure Silent(double timeout_s) const;
 
   const int rank_;
+  const std::string warning_;
   std::vector<SocketPeer> peers_;
   NotInherited not_inherited_;  // behind the connections, so that it ends before them
   std::vector<pollfd> polled_;
@@ -243,7 +248,17 @@ RankFailure SocketTransport::Silent(double timeout_s) const {
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectSockets(const Launch& launch, double timeout_s) {
   FOREBAY_ASSIGN_OR_RETURN(std::vector<RankConnection> connections, MeetRanks(launch, timeout_s));
-  return std::make_unique<SocketTransport>(launch.rank, std::move(connections));
+  const bool spans_machines =
+      std::any_of(connections.begin(), connections.end(),
+                  [](const RankConnection& connection) { return connection.is_of_other_machine; });
+  std::string warning;
+  if (spans_machines && launch.secret.empty()) {
+    warning =
+        "the ranks are on several machines and share no secret: whoever reaches their ports while "
+        "they meet can take part. Give all of them the same FOREBAY_JOB_SECRET, or the same text "
+        "in a file that FOREBAY_JOB_SECRET_FILE names";
+  }
+  return std::make_unique<SocketTransport>(launch.rank, std::move(connections), std::move(warning));
 }
 
 }  // namespace forebay

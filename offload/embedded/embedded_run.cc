@@ -372,17 +372,25 @@ absl::Status EmbeddedRun::AgreeOnStore(TensorStore& store) {
 // Before anything is made or opened.
 absl::Status EmbeddedRun::AgreeOnOptions() const {
   if (options_.ranks == nullptr) return absl::OkStatus();
-  Xxh3_128 names;
-  for (const TensorSpec& tensor : inventory_.tensors()) {
-    names.Update(std::as_bytes(std::span(tensor.name)));
-    names.UpdateInt(tensor.raw ? 1 : 0);
-    names.UpdateInt(tensor.layer);
-    for (const int64_t size : tensor.shape) names.UpdateInt(size);
-  }
-  for (const int group : options_.groups.of_tensor) names.UpdateInt(group);
+  const auto tensors = [this] {
+    const std::vector<int>& groups = options_.groups.of_tensor;
+    std::vector<std::string> texts;
+    for (const TensorSpec& tensor : inventory_.tensors()) {
+      const size_t i = texts.size();
+      texts.push_back(fmt::format(
+          "'{}' {} in layer {} and group {}{}", tensor.name, ToString(tensor.shape), tensor.layer,
+          i < groups.size() ? groups[i] : 0, tensor.raw ? " of raw bytes" : ""));
+    }
+    return texts;
+  };
+  Xxh3_128 model;
+  for (const std::string& tensor : tensors()) model.Update(tensor + "\n");
   const OffloadOptions& offload = options_.offload;
   return AgreeOnSettings(
-      {{"the model (names, shapes and groups of its tensors)", names.Hex()},
+      {{.name = "the model (names, shapes and groups of its tensors)",
+        .value = model.Hex(),
+        .shown = fmt::format("of {} tensors", inventory_.tensors().size()),
+        .parts = tensors},
        {"zero_stage", options_.zero_stage},
        {"reduce_bucket_bytes", options_.offload.reduce_bucket_bytes},
        {"reduce_dtype", NameOf(options_.offload.reduce_dtype)},

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,10 +17,23 @@
 
 namespace forebay {
 
-// UsageError names a setting that ranks have different values of, and which; every rank gets it.
-// `own`: an object with the same keys on each rank, which are words for the message.
+// Something that all ranks have to have the same of.
+struct Setting {
+  std::string name;  // words for the message: "--lr", "the tokens of --data"
+  Json value;        // what is compared
+  // What is told of it where that is not the value: the file and its size, if it is a digest.
+  std::string shown = {};
+  // If it is a digest of many parts: what each of them is, in their order. Called only where ranks
+  // differ, so that the message can name the first part that does.
+  std::function<std::vector<std::string>()> parts = nullptr;
+};
+
+// The first setting that rank 0 and another have different values of, as text with both: "--lr is
+// 0.1 on rank 0 (node1), and 0.2 on rank 1 (node2)". "": there is none. Every rank gets the same.
 // EnvironmentError of the ranks.
-absl::Status AgreeOnSettings(const Json& own, Communicator& ranks);
+absl::StatusOr<std::string> DifferenceOfSettings(std::span<const Setting> own, Communicator& ranks);
+// The same as a UsageError.
+absl::Status AgreeOnSettings(const std::vector<Setting>& own, Communicator& ranks);
 
 // Returns `own` where it is an error, else the error of the first rank that has one, with its
 // number: where one rank cannot go on, none does, and none waits for it. EnvironmentError of the

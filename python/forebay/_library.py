@@ -160,6 +160,7 @@ _CHECKED: dict[str, tuple[Any, ...]] = {
     "forebay_inventory_begin_raw_layer": (_P, *_TEXT),
     "forebay_inventory_add_raw": (_P, *_TEXT, c_int64, POINTER(c_int32)),
     "forebay_ranks_connect": (POINTER(RanksOptions), _OUT),
+    "forebay_ranks_warning": (_P, _OUT),
     "forebay_ranks_barrier": (_P,),
     "forebay_ranks_sum": (_P, _P, c_size_t),
     "forebay_ranks_sum_parts": (_P, _P, POINTER(c_int64)),

@@ -6,12 +6,13 @@ import array
 import ctypes
 import functools
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from typing import ClassVar, TypeVar
 
-from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib
+from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib, take_text
 from forebay._worker import Worker
 from forebay.errors import StorageError, UsageError
 
@@ -25,6 +26,8 @@ class Ranks(Owned):
     All ranks make the same calls in the same order: these, and those of the `Layers` that are made with them. A rank
     that dies, hangs or does something else ends the calls of all others with EnvironmentProblem, which has its number,
     its host and its reason.
+
+    Over TCP they prove to each other that they have the same FOREBAY_JOB_SECRET (docs/cli.md, "Among strangers").
 
     timeout_s: that another rank may be silent; 0: 600. master_port: the first of 16, at one of which rank 0 listens.
     EnvironmentProblem: a rank did not come, and which. Layers keep what they need of it behind `close`.
@@ -47,6 +50,9 @@ class Ranks(Owned):
         self.rank: int = lib.forebay_ranks_rank(handle)
         self.size: int = lib.forebay_ranks_size(handle)
         self.local_rank: int = lib.forebay_ranks_local_rank(handle)
+        warning = take_text(lib.forebay_ranks_warning, handle) if self.rank == 0 else ""
+        if warning:
+            warnings.warn(f"forebay: {warning}", stacklevel=2)
 
     def folder_in(self, folder: str) -> str:
         """Where the store of this rank lies in a folder that is given for all."""

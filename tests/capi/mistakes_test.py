@@ -201,6 +201,7 @@ RIGHT = {
     "ranks_rank": lambda w: [w.ranks],
     "ranks_size": lambda w: [w.ranks],
     "ranks_local_rank": lambda w: [w.ranks],
+    "ranks_warning": lambda w: [w.ranks, byref(w.text)],
     "ranks_abort": lambda w: [w.ranks],
     "ranks_barrier": lambda w: [w.ranks],
     "ranks_sum": lambda w: [w.ranks, w.values, NUM_ELEMS],
@@ -311,8 +312,8 @@ RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free la
             tensor_lease_dlpack tensor_lease_release tensors_commit tensors_committed_step tensors_user_json free
             tensors_acquire tensor_lease_discard tensors_acquire tensor_lease_release tensors_abort tensors_read
             tensors_stats_json free tensors_destroy tensors_open tensors_read tensors_destroy inventory_destroy""",
-        """ranks_connect ranks_rank ranks_size ranks_local_rank ranks_barrier ranks_sum ranks_sum_parts
-            ranks_gather_parts ranks_broadcast ranks_abort ranks_destroy""",
+        """ranks_connect ranks_rank ranks_size ranks_local_rank ranks_warning free ranks_barrier ranks_sum
+            ranks_sum_parts ranks_gather_parts ranks_broadcast ranks_abort ranks_destroy""",
         "kernels_create kernels_update kernels_sum_of_squares kernels_split kernels_join kernels_destroy",
         """io_create io_submit io_wait io_submit io_wait_all io_stats_json free io_destroy memory_create memory_allocate
            memory_contains memory_free memory_note free memory_destroy"""]

@@ -17,6 +17,7 @@ THIRD_PARTY = {
     re.compile(r"hwy/"): ("base/fp16-inl.h", "model/", "optimizer/"),
     re.compile(r"CLI/"): ("tools/",),
     re.compile(r"(liburing|libaio)\.h"): ("aio/",),
+    re.compile(r"sodium"): ("collective/sockets/",),
 }
 # Names of ours that every file which uses them has to include: sources are compiled several at a time, where a
 # neighbour's include would hide that one is missing.

@@ -56,7 +56,7 @@ assert (weight == -0.5).all()
 # xxhash, nlohmann-json, CLI11. Static libraries are no way around the others: Highway, fmt and oneDNN (which needs libgomp and
 # OpenCL) have none in Debian, and that of Abseil has thread-local variables which can be linked into programs alone
 # (R_X86_64_TPOFF32), not into libforebay.so. fmt could be compiled in as headers, for which every source would be
-# compiled once more; liburing and libaio are 50 KB.
+# compiled once more; liburing and libaio are 50 KB. libsodium is linked statically (collective/CMakeLists.txt).
 GRAFTED = re.compile(r"lib(absl_\w+|aio|uring|fmt|hwy|dnnl|gomp|OpenCL)-[0-9a-f]{8}\.so[0-9.]*")
 # AdamW and others in RAM and on NVMe beside torch.optim, what a store keeps, and modules that are streamed.
 TORCH_TESTS = ("test_torch_store.py", "test_torch_stream.py", "test_torch_optimizers.py")

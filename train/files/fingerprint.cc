@@ -1,6 +1,9 @@
 #include "forebay/train/files/fingerprint.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "fmt/format.h"
@@ -25,6 +28,38 @@ std::string_view ContentsBehind(std::string_view key) {
   return "";
 }
 
+// Calls `take_config` with config.json, and `take_tensor` with each tensor and its first values:
+// none of a type that is no parameter's (masks), whose heading is enough.
+absl::Status Sample(const std::string& model_directory,
+                    const std::function<void(const std::string& config)>& take_config,
+                    const std::function<void(const std::string& name, const SafetensorsEntry& entry,
+                                             std::span<const float> values)>& take_tensor) {
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::string config,
+      ReadWholeFile(JoinPath(model_directory, "config.json"), kMaxConfigFileBytes));
+  take_config(config);
+  // The source folder of a run made by `forebay init --run` has no weights: they were never outside
+  // the store.
+  if (!HasWeights(model_directory)) return absl::OkStatus();
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
+                           CheckpointReader::Open(model_directory));
+  std::vector<float> sample;
+  for (const auto& [name, tensor] : reader->tensors()) {
+    sample.resize(std::min(kSampledElems, NumElems(tensor.entry.shape)));
+    if (!reader->ReadF32(tensor, 0, sample).ok()) sample.clear();
+    take_tensor(name, tensor.entry, sample);
+  }
+  return absl::OkStatus();
+}
+
+void HashTensor(const std::string& name, const SafetensorsEntry& entry,
+                std::span<const float> values, Xxh3_128& hash) {
+  hash.Update(name);
+  hash.Update(entry.dtype_name);
+  for (const int64_t extent : entry.shape) hash.UpdateInt(extent);
+  hash.Update(std::as_bytes(values));
+}
+
 }  // namespace
 
 bool HasWeights(const std::string& model_directory) {
@@ -33,27 +68,31 @@ bool HasWeights(const std::string& model_directory) {
 }
 
 absl::StatusOr<std::string> SampleDigest(const std::string& model_directory) {
-  FOREBAY_ASSIGN_OR_RETURN(
-      const std::string config,
-      ReadWholeFile(JoinPath(model_directory, "config.json"), kMaxConfigFileBytes));
   Xxh3_128 hash;
-  hash.Update(config);
-  // The source folder of a run made by `forebay init --run` has no weights: they were never outside
-  // the store.
-  if (!HasWeights(model_directory)) return hash.Hex();
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointReader> reader,
-                           CheckpointReader::Open(model_directory));
-  std::vector<float> sample;
-  for (const auto& [name, tensor] : reader->tensors()) {
-    hash.Update(name);
-    hash.Update(tensor.entry.dtype_name);
-    for (const int64_t extent : tensor.entry.shape) hash.UpdateInt(extent);
-    sample.resize(std::min(kSampledElems, NumElems(tensor.entry.shape)));
-    // Tensors of other types (masks) are no parameters; their headings are enough.
-    if (!reader->ReadF32(tensor, 0, sample).ok()) continue;
-    hash.Update(std::as_bytes(std::span(sample)));
-  }
+  FOREBAY_RETURN_IF_ERROR(Sample(
+      model_directory, [&](const std::string& config) { hash.Update(config); },
+      [&](const std::string& name, const SafetensorsEntry& entry, std::span<const float> values) {
+        HashTensor(name, entry, values, hash);
+      }));
   return hash.Hex();
+}
+
+std::vector<std::string> SampledParts(const std::string& model_directory) {
+  std::vector<std::string> parts;
+  const absl::Status status = Sample(
+      model_directory,
+      [&](const std::string& config) {
+        parts.push_back(
+            fmt::format("config.json of {} bytes (digest {})", config.size(), Xxh3_128Hex(config)));
+      },
+      [&](const std::string& name, const SafetensorsEntry& entry, std::span<const float> values) {
+        Xxh3_128 hash;
+        HashTensor(name, entry, values, hash);
+        parts.push_back(fmt::format("'{}' {} {} (digest of its first values {})", name,
+                                    entry.dtype_name, ToString(entry.shape), hash.Hex()));
+      });
+  if (!status.ok()) parts.clear();
+  return parts;
 }
 
 Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const PackedFileInfo& data,

@@ -1,7 +1,10 @@
 #include "forebay/train/start/agree_on_run.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
@@ -9,36 +12,69 @@
 #include "forebay/offload/ranks/agreement.h"
 #include "forebay/swap/store/rank_commits.h"
 #include "forebay/train/files/committed_trainer.h"
+#include "forebay/train/files/fingerprint.h"
 
 namespace forebay {
 namespace {
 
-Json SettingsOfRank(const PreparedRun& run) {
+// "'data.fbd' (10 rows, digest 01ab...)".
+std::string Describe(const std::string& path, const PackedFile* file) {
+  if (file == nullptr) return "missing";
+  return fmt::format("'{}' ({} rows, digest {})", path, file->info().num_rows, file->info().digest);
+}
+
+// What changes the result, each with its flag or its files.
+std::vector<Setting> SettingsOfResult(const PreparedRun& run, const Json& fingerprint) {
+  std::vector<Setting> settings;
+  for (const auto& [key, value] : fingerprint.items()) {
+    const std::string digest = value.is_string() ? value.get<std::string>() : value.dump();
+    Setting& setting = settings.emplace_back(Setting{.name = "--" + key, .value = value});
+    if (key == "steps") {
+      setting.name = "the number of steps";
+    } else if (key == "data") {
+      setting.name = "what is in --data";
+      setting.shown = Describe(run.options.data, run.data.get());
+    } else if (key == "tokenizer") {
+      setting.name = "the tokenizer of --data";
+      setting.shown = fmt::format("that of '{}' (digest {})", run.options.data, digest);
+    } else if (key == "model") {
+      setting.name = "the model";
+      setting.shown = fmt::format("'{}' (digest of a sample {})", run.options.model, digest);
+      setting.parts = [&run] { return SampledParts(run.options.model); };
+    }
+  }
+  return settings;
+}
+
+std::vector<Setting> SettingsOfRank(const PreparedRun& run, const Json& fingerprint) {
   const Plan& plan = run.plan;
   // Where weights are gathered, these decide what a pass and an evaluation read in which order.
   const bool gathers = run.options.zero_stage > 0;
   const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
-  return {
-      {"resume", run.resumed},
-      {"dry_run", run.options.dry_run},
-      {"the settings that change the result (fingerprint)", run.fingerprint_digest},
-      {"steps", run.num_steps},
-      {"gradients", speculates ? "speculate" : "hold"},
-      {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
-      {"durability", plan.num_slots == 1                        ? "none"
-                     : plan.gradient_area == GradientArea::kAll ? "replay"
-                                                                : "step"},
-      {"eval_every", run.options.eval_every},
-      {"save_every", run.options.save_every},
-      {"stop_after", run.options.stop_after},
-      {"eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest},
-      {"zero_stage", run.options.zero_stage},
-      {"reduce_bucket", run.options.reduce_bucket_bytes},
-      // They read as much of each other's parts at the end as the one that exports.
-      {"export_dtype", gathers ? NameOf(run.options.export_dtype) : ""},
-      {"layers of a segment (--number_checkpoints)", gathers ? plan.recompute.segment_blocks : 1},
-      {"activations that are spilled (--activations_tier)",
-       gathers ? plan.activations.num_spilled : 0}};
+  std::vector<Setting> settings = {{"--resume", run.resumed}, {"--dry_run", run.options.dry_run}};
+  std::ranges::move(SettingsOfResult(run, fingerprint), std::back_inserter(settings));
+  std::ranges::move(
+      std::vector<Setting>{
+          {"--gradients", speculates ? "speculate" : "hold"},
+          {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
+          {"--durability", plan.num_slots == 1                        ? "none"
+                           : plan.gradient_area == GradientArea::kAll ? "replay"
+                                                                      : "step"},
+          {"--eval_every", run.options.eval_every},
+          {"--save_every", run.options.save_every},
+          {"--stop_after", run.options.stop_after},
+          {"what is in --eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest,
+           Describe(run.options.eval_data, run.eval_data.get())},
+          {"--zero_stage", run.options.zero_stage},
+          {"--reduce_bucket", run.options.reduce_bucket_bytes},
+          // They read as much of each other's parts at the end as the one that exports.
+          {"--export_dtype", gathers ? NameOf(run.options.export_dtype) : ""},
+          {"layers of a segment (--number_checkpoints)",
+           gathers ? plan.recompute.segment_blocks : 1},
+          {"activations that are spilled (--activations_tier)",
+           gathers ? plan.activations.num_spilled : 0}},
+      std::back_inserter(settings));
+  return settings;
 }
 
 // Among the parts of one process.
@@ -109,9 +145,9 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status AgreeOnSettings(const PreparedRun& run) {
+absl::Status AgreeOnSettings(const PreparedRun& run, const Json& fingerprint) {
   if (run.ranks == nullptr) return absl::OkStatus();
-  return AgreeOnSettings(SettingsOfRank(run), *run.ranks);
+  return AgreeOnSettings(SettingsOfRank(run, fingerprint), *run.ranks);
 }
 
 absl::Status AgreeOnCommit(PreparedRun& run, TrainObserver& observer) {

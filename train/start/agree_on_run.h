@@ -3,6 +3,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "forebay/base/json.h"
 #include "forebay/train/options/options.h"
 #include "forebay/train/options/train_observer.h"
 #include "forebay/train/start/prepared_run.h"
@@ -15,9 +16,10 @@ namespace forebay {
 absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options);
 
 // UsageError names a setting that ranks have different values of, and which; every rank of the run
-// gets it. All that decides in which order a rank calls for the others is compared.
-// EnvironmentError of the ranks. With one process there is nothing to do.
-absl::Status AgreeOnSettings(const PreparedRun& run);
+// gets it. All that changes the result is compared (`fingerprint`: MakeFingerprint), and all that
+// decides in which order a rank calls for the others. EnvironmentError of the ranks. With one
+// process there is nothing to do.
+absl::Status AgreeOnSettings(const PreparedRun& run, const Json& fingerprint);
 
 // Brings the store that was opened to the step that all ranks have (swap/store/rank_commits.h).
 // A dry run only looks whether they can come there. CorruptError, StorageError, EnvironmentError.

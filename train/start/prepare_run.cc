@@ -250,6 +250,8 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   run.paths = RunPaths(run.options.out);
   run.model_directory = run.options.model;
   for (const std::string& note : resolved.notes) observer.OnNote(note);
+  const std::string warning = run.ranks == nullptr ? "" : run.ranks->Warning();
+  if (environment.rank() == 0 && !warning.empty()) observer.OnWarning(warning);
   // The folders first, then the model: a look at either costs nothing, while making tokens of the
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
@@ -294,7 +296,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   run.fingerprint_digest = FingerprintDigest(fingerprint);
   FOREBAY_RETURN_IF_ERROR(MakeBudget(run));
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
-  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run));
+  FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run, fingerprint));
   FOREBAY_RETURN_IF_ERROR(
       run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
                   : CreateRun(resolved, fingerprint, source, stop, observer, run));

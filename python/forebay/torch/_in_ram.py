@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import hashlib
 import itertools
 import math
@@ -30,6 +31,23 @@ def _offsets(tensor: torch.Tensor, num_ranks: int, unit: int = 1) -> list[int]:
     """Of the ranks' parts in its elements, which are equal but for a remainder, times `unit`."""
     each, more = divmod(tensor.numel(), num_ranks)
     return [unit * (each * rank + min(rank, more)) for rank in range(num_ranks + 1)]
+
+
+def _difference(own: list[str], ranks: Ranks) -> str:
+    """What rank 0 says and another says otherwise, of what each says in its order."""
+    text = "\n".join(own).encode()
+    lengths = array.array("f", [len(text) if rank == ranks.rank else 0 for rank in range(ranks.size)])
+    ranks.sum(lengths)
+    offsets = [0, *itertools.accumulate(map(int, lengths))]
+    texts = bytearray(offsets[-1])
+    texts[offsets[ranks.rank]:offsets[ranks.rank + 1]] = text
+    ranks.gather_parts(texts, offsets)
+    first, *others = (texts[begin:end].decode().split("\n") for begin, end in zip(offsets, offsets[1:]))
+    for rank, other in enumerate(others, 1):
+        for mine, its in itertools.zip_longest(first, other, fillvalue="nothing"):
+            if mine != its:
+                return f"{mine} on rank 0, and {its} on rank {rank}"
+    return "nothing that is known here"
 
 
 class InRam:
@@ -71,15 +89,19 @@ class InRam:
 
     def _check_settings(self, optimizer: Optimizer, loss_scale: float, ranks: Ranks) -> None:
         """UsageError, on all ranks: they would make different updates."""
-        settings = [bytes(optimizer.settings_of(group)) for group in optimizer.param_groups]
-        said = settings, self._clip, loss_scale, self._divides is not None
-        hashed = hashlib.sha256(repr(said).encode()).digest()[:8]
+        said = [f"clip={self._clip}", f"loss_scale={loss_scale}", f"zero_stage={int(self._divides is not None)}"]
+        for number, group in enumerate(optimizer.param_groups):
+            settings = optimizer.settings_of(group)
+            said += [f"{name}={getattr(settings, name)} of group {number}"
+                     for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "frozen")]
+        hashed = hashlib.sha256("\n".join(said).encode()).digest()[:8]
         # Bytes are the same on all ranks where the sum of their squares is the least that it can be.
         sums = torch.tensor([*hashed, *(byte * byte for byte in hashed)], dtype=torch.float32)
         ranks.sum(memory_of(sums))
         if any(of * of != ranks.size * squares for of, squares in zip(*sums.double().view(2, -1).tolist())):
             raise UsageError("forebay: the ranks have different rates, clip=, loss scales, zero_stage= or settings of "
-                             "groups, and their weights would part. Nothing has changed: give all ranks the same.")
+                             f"groups, and their weights would part: {_difference(said, ranks)}. Nothing has changed: "
+                             "give all ranks the same.")
 
     def _share_weights(self, parameters: list[torch.Tensor], ranks: Ranks) -> None:
         """All ranks begin with the weights of the first, as with a store."""

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from conftest import read_metrics
+from conftest import random_rows, read_metrics, write_rows
 from rank_processes import digest_of_ranks, ends_of, folder_of, make_task, start_ranks, train_ranks, wait_for_steps
 
 SEQ = 48
@@ -171,6 +171,27 @@ def test_a_batch_that_cannot_be_divided_is_refused(forebay, task, tmp_path):
     ends = ends_of(start_ranks(forebay, 2, out=tmp_path / "run", **dict(task, batch=3)))
     assert [code for code, _, _ in ends] == [2, 2]
     assert all("--batch=3" in errors for _, _, errors in ends)
+
+
+def test_what_ranks_do_not_agree_on_is_named_with_both_values(forebay, task, tmp_path):
+    """A flag with its values; a file with its path; the first tensor of a model that differs, with its digests."""
+    other_data = write_rows(tmp_path / "other.fbd", *random_rows(12, SEQ, 256, seed=5), 256)
+    config = pathlib.Path(task["model"]).parent / "model.config.json"
+    other_model = tmp_path / "other"
+    forebay.run("init", config=config, out=other_model, seed=77)
+    for key, other, says in [
+        ("lr", 2e-3, ["--lr is ", "0.001", "0.002"]),
+        ("seed", 9, ["--seed is ", "3", "9"]),
+        ("data", other_data, ["what is in --data is ", f"'{task['data']}' (10 rows", f"'{other_data}' (12 rows"]),
+        ("model", other_model, ["the model is ", f"'{task['model']}'", f"'{other_model}'", "the first that differs is 'model."]),
+    ]:
+        rest = {name: value for name, value in task.items() if name != key}
+        behind = [["sh", "-c", f'exec "$@" --{key}={value}', "-"] for value in (task[key], other)]
+        ends = ends_of(start_ranks(forebay, 2, out=tmp_path / f"run-{key}", hosts=(behind, "127.0.0.1"), **rest))
+        assert [code for code, _, _ in ends] == [2, 2], ends
+        for _, _, errors in ends:
+            assert all(text in errors for text in says), (key, errors)
+            assert "on rank 0 (" in errors and "on rank 1 (" in errors
 
 
 def test_one_process_goes_on_where_two_stopped(forebay, task, tmp_path):

@@ -39,13 +39,47 @@ TEST(AgreeOnSettings, NamesTheOneThatDiffersOnAllRanks) {
 
 // As one of another version has it.
 TEST(AgreeOnSettings, OneThatARankDoesNotHaveDiffers) {
+  for (const int has_it : {0, 1}) {
+    RunOnRanks({}, [&](Communicator& ranks) {
+      std::vector<Setting> own = {{"a", 1}};
+      if (ranks.rank() == has_it) own.push_back({"b", 2});
+      const absl::Status status = AgreeOnSettings(own, ranks);
+      EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+      EXPECT_THAT(MessageOf(status),
+                  AllOf(HasSubstr("b is "), HasSubstr("2 on rank"), HasSubstr("unknown on rank")));
+    });
+  }
+}
+
+// A path is shown, which need not be UTF-8, and may differ.
+TEST(AgreeOnSettings, ShowsWhatStandsForAValue) {
   RunOnRanks({}, [](Communicator& ranks) {
-    Json own = {{"a", 1}};
-    if (ranks.rank() == 0) own["b"] = 2;
-    const absl::Status status = AgreeOnSettings(own, ranks);
-    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
-    EXPECT_THAT(MessageOf(status), HasSubstr("b is 2 on rank 0"));
+    const std::string path = ranks.rank() == 0 ? "'/here\xff' (7 rows)" : "'/there' (8 rows)";
+    EXPECT_EQ(AgreeOnSettings({{"a", 1, path}}, ranks), absl::OkStatus());
+    EXPECT_THAT(MessageOf(AgreeOnSettings({{"a", ranks.rank(), path}}, ranks)),
+                AllOf(HasSubstr("/here"), HasSubstr("(7 rows) on rank 0"),
+                      HasSubstr("'/there' (8 rows) on rank 1")));
   });
+}
+
+TEST(AgreeOnSettings, NamesTheFirstPartThatDiffers) {
+  using Parts = std::vector<std::string>;
+  const auto message_of = [](const Parts& of_0, const Parts& of_2) {
+    std::string message;
+    RunOnRanks({.num_ranks = 3}, [&](Communicator& ranks) {
+      const Parts& own = ranks.rank() == 2 ? of_2 : of_0;
+      const Setting model = {.name = "the model", .value = own, .parts = [&] { return own; }};
+      const std::string text = MessageOf(AgreeOnSettings({model}, ranks));
+      if (ranks.rank() == 1) message = text;
+      EXPECT_EQ(ranks.Barrier(), absl::OkStatus());
+    });
+    return message;
+  };
+  EXPECT_THAT(message_of({"'a' [2]", "'b' [3, 4]", "'c'"}, {"'a' [2]", "'b' [4, 3]", "'d'"}),
+              AllOf(HasSubstr("the first that differs is 'b' [3, 4] on rank 0"),
+                    HasSubstr("'b' [4, 3] on rank 2")));
+  EXPECT_THAT(message_of({"'a' [2]"}, {"'a' [2]", "'b' [3]"}),
+              AllOf(HasSubstr("nothing on rank 0"), HasSubstr("'b' [3] on rank 2")));
 }
 
 TEST(AgreeThatAllCan, IsSilentWhereAllCan) {

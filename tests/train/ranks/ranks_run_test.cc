@@ -145,10 +145,20 @@ TEST_F(RanksRunTest, RefuseDifferentSettings) {
   };
   for (const absl::Status& status : TrainRanks(options, runs)) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status), HasSubstr("stop_after is 0 on rank 0"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("--stop_after is 0 on rank 0"));
   }
   EXPECT_FALSE(IsRunFolder(options.out));
   EXPECT_FALSE(IsRunFolder(RunFolderOfRank(options.out, 1)));
+}
+
+TEST_F(RanksRunTest, NameTheFlagThatWouldChangeTheResult) {
+  RankRuns runs;
+  runs.change = [](int rank, TrainOptions& of_rank) { of_rank.lr = rank == 1 ? 0.5 : 0.25; };
+  for (const absl::Status& status : TrainRanks(Options("run"), runs)) {
+    EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
+    EXPECT_THAT(MessageOf(status), HasSubstr("--lr is \"0.25\" on rank 0"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("\"0.5\" on rank 1"));
+  }
 }
 
 // Rank 0 has the model; the others have no export.

@@ -306,13 +306,16 @@ def other_settings(backend, folder, name, values):
     optimizer.step()
 
 
-@pytest.mark.parametrize("name, values", [("lr", (1e-2, 2e-2, 3e-2)), ("clip", (0.0, 0.0, 1.0)),
-                                          ("betas", ((0.9, 0.9), (0.9, 0.99), (0.9, 0.9)))], ids=str)
+@pytest.mark.parametrize("name, values, says", [
+    ("lr", (1e-2, 2e-2, 3e-2), "lr(=|_scale is )0.01 .*on rank 0.*0.02 .*on rank 1"),
+    ("clip", (0.0, 0.0, 1e-3), "clip=0.0 on rank 0, and clip=0.001 on rank 2|gradient_scale is .* on rank 0 .* on rank 2"),
+    ("betas", ((0.9, 0.9), (0.9, 0.99), (0.9, 0.9)), "beta2(=| is )0.9 .*on rank 0.*0.99 .*on rank 1")], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_ranks_with_other_settings(tmp_path, backend, name, values):
+def test_ranks_with_other_settings(tmp_path, backend, name, values, says):
     for error, message in errors_of(3, other_settings, backend, tmp_path / "store", name, values):
         assert error == "UsageError", message
         assert re.search("rank [12] .*another rate|different rates", message), message
+        assert re.search(says, message), message
 
 
 def other_weights(backend, folder):
