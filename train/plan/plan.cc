@@ -35,11 +35,12 @@ int64_t StepTokens(const TrainOptions& options) {
 absl::Status CheckPositions(const DecoderConfig& model, const TrainOptions& options) {
   if (options.seq <= model.max_positions) return absl::OkStatus();
   // Whether the data is packed in rows of that length is not looked up: a plan opens no file.
-  const std::string packed =
-      options.data.empty()
-          ? ""
-          : fmt::format(". If '{}' is packed in such rows: pack its text again with --seq={} or less",
-                        options.data, model.max_positions);
+  const std::string packed = options.data.empty()
+                                 ? ""
+                                 : fmt::format(
+                                       ". If '{}' is packed in such rows: pack its text again "
+                                       "with --seq={} or less",
+                                       options.data, model.max_positions);
   return UsageError(
       fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less{}",
                   options.seq, model.max_positions, model.max_positions, packed));
