@@ -134,11 +134,13 @@ absl::StatusOr<FioOutcome> RunInPages(bool huge_pages,
   if (outcome.exit_code == 0) return outcome;
   // What went wrong stands before its document, on the same stream.
   constexpr size_t kMostMessage = 500;
-  const std::string message = outcome.output.substr(
+  std::string message = outcome.output.substr(
       0, std::min({outcome.output.find('{'), outcome.output.size(), kMostMessage}));
-  return EnvironmentError(fmt::format(
-      "fio ended with exit code {}: {}. Leave --fio out to measure without it", outcome.exit_code,
-      message.empty() ? "it does not say why" : absl::StripAsciiWhitespace(message)));
+  absl::StripAsciiWhitespace(&message);
+  if (message.empty()) message = "it does not say why";
+  return EnvironmentError(
+      fmt::format("fio ended with exit code {}: {}. Leave --fio out to measure without it",
+                  outcome.exit_code, message));
 }
 
 absl::Status FioCheck::Run(const BenchCell& cell) {
