@@ -1,7 +1,7 @@
 // The layers whose gradients a plan has applied at once, in the hope that nothing is clipped. Pure.
 //
 // Not for: how that is done (optimizer/update_modes.h), or which number of layers is the fastest
-// (train/plan/choose_speculation.h).
+// (train/plan/choose_settings.h).
 #pragma once
 
 #include <span>

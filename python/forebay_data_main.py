@@ -31,6 +31,11 @@ def missing_package():
 
 
 def run():
+    from forebay_data.supervisor import supervise
+    return supervise(run_here, sys.argv[1:])
+
+
+def run_here():
     problem = missing_package()
     if problem is None:
         from forebay_data import cli

@@ -1,6 +1,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "forebay/model/cpu/activation_kernels.cc"
-#include "hwy/foreach_target.h"  // must come before highway.h
+#include "hwy/foreach_target.h"  // must come before hwy/highway.h
 #include "hwy/highway.h"
 //
 #include "forebay/model/cpu/for_each-inl.h"

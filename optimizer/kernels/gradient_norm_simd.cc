@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "forebay/optimizer/kernels/gradient_norm_simd.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// After hwy/foreach_target.h.
 #include "forebay/base/check.h"
 #include "forebay/base/fp16-inl.h"
 #include "forebay/optimizer/kernels/gradient_norm.h"

@@ -2,7 +2,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "forebay/optimizer/kernels/update_other_simd.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// After hwy/foreach_target.h.
 #include "forebay/optimizer/kernels/update_simd-inl.h"
 #include "forebay/optimizer/kernels/update_simd.h"
 #include "hwy/highway.h"

@@ -117,6 +117,12 @@ def _run(options, compute, describe):
     return 3 if report.get("num_problems") else 0
 
 
+def _interrupt(number, frame):
+    # Once: a terminal sends it to the process that waits for this one too, which sends it on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main(arguments):
     # Whatever the locale says: data and the forebay binary speak UTF-8.
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -127,7 +133,7 @@ def main(arguments):
         functions = _functions_of(options.command)
         # From here on Ctrl-C cleans up: temporary files are removed on the way out. Not before: Python's imports would
         # tell of it, or forget it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
         code = _run(options, *functions)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code

@@ -31,11 +31,18 @@ def count_of(number, noun):
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def shortened(message):
+    """Names and values in it may be of any length, where a file from elsewhere holds them."""
+    most, tail = 2000, 500
+    return message if len(message) <= most else f"{message[:most - tail]} [...] {message[-tail:]}"
+
+
 def report_error(arguments, message, exit_code):
     """To standard error and, with --format=json, as a document to standard output. Returns `exit_code`.
 
     `arguments` as they were typed: the error may be that they cannot be parsed.
     """
+    message = shortened(message)
     wants_document = _has(arguments, "--format", "json")
     try:
         if wants_document:

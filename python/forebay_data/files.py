@@ -6,30 +6,54 @@ import os
 import sys
 import time
 
+from .bounds import bounded
 from .errors import BadInputError, StorageError
 
+# As base/json.h has both.
+MAX_CONFIG_BYTES = 16 << 20
+MAX_TOKENIZER_BYTES = 256 << 20
 
-def read_bytes(path, what):
+
+def read_bytes(path, what, most_bytes=MAX_CONFIG_BYTES):
     """The whole file; `what` says in errors what the file is for."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            contents = file.read(most_bytes + 1)
     except FileNotFoundError:
         raise BadInputError(f"'{path}' does not exist: {what}") from None
     except IsADirectoryError:
         raise BadInputError(f"'{path}' is a folder, not a file: {what}") from None
+    if len(contents) > most_bytes:
+        raise BadInputError(f"'{path}' has more than {most_bytes:,} bytes, the most that is read of it: {what}")
+    return contents
+
+
+def parse_json(text, where, **options):
+    """json.loads, with a ValueError in words that say what to change; JSONDecodeError of a syntax error."""
+    try:
+        with bounded(f"{where}: reading its JSON", "leave out what is not needed of it"):
+            return json.loads(text, **options)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("lists and objects are nested too deeply in it") from None
+    except ValueError as error:
+        # Python names a function of its own as the cure.
+        if "integer string conversion" in str(error):
+            raise ValueError(f"a number has more than {sys.get_int_max_str_digits()} digits") from None
+        raise
 
 
 def read_json(path, what):
     """A JSON object from a file; BadInputError names the line of a syntax error."""
     try:
-        value = json.loads(read_bytes(path, what).decode("utf-8-sig"))
+        value = parse_json(read_bytes(path, what).decode("utf-8-sig"), f"'{path}'")
     except UnicodeDecodeError as error:
         raise BadInputError(f"'{path}' is not UTF-8 (byte {error.start}): {what}") from None
     except json.JSONDecodeError as error:
         raise BadInputError(f"'{path}' is not valid JSON at line {error.lineno}, column {error.colno} "
                             f"({error.msg}): {what}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInputError(f"'{path}' is not valid JSON ({error}): {what}") from None
     if not isinstance(value, dict):
         raise BadInputError(f"'{path}' holds a JSON {type(value).__name__}, not an object: {what}")

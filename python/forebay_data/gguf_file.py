@@ -1,7 +1,7 @@
 """Metadata and tensors of a GGUF file. Every count and size is checked against the file before it is used.
 
 Not the reader of the package `gguf`: that one believes the lengths that a damaged file states, and loops for as long.
-Format: docs/gguf.md of github.com/ggml-org/ggml. Only the decoding of quantised values is the package's.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md. Only the decoding of quantised values is the package's.
 """
 
 import math

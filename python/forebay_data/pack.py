@@ -8,7 +8,7 @@ import xxhash
 
 from . import DEFAULT_SEQ, PACKER_VERSION, cache, packed_file
 from .errors import BadInputError, UsageError, count_of
-from .files import make_folder, read_bytes
+from .files import MAX_TOKENIZER_BYTES, make_folder, read_bytes
 from .packed_file import PackedInfo
 from .samples import SampleOptions, SampleReader, require_data
 from .template import load_chat_template
@@ -158,7 +158,7 @@ def require_same_tokenizer(path, packed, folder):
     made_by = packed.info.get("tokenizer_digest", "")
     if not made_by or not os.path.exists(tokenizer):
         return
-    if made_by != xxhash.xxh3_128_hexdigest(read_bytes(tokenizer, "the model's tokenizer")):
+    if made_by != xxhash.xxh3_128_hexdigest(read_bytes(tokenizer, "the model's tokenizer", MAX_TOKENIZER_BYTES)):
         raise BadInputError(f"'{path}' was packed with another tokenizer than '{tokenizer}': pack the text again with "
                             "this model, or give --model the model that it was packed for")
 

@@ -6,7 +6,7 @@ import signal
 import sys
 
 from .errors import BadInputError
-from .samples import parse_prompt, prompts_in_file
+from .samples import lines_in, parse_prompt, prompts_in_file, require_whole
 from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
@@ -23,11 +23,15 @@ def encode(options):
         if options.chat and "prompt" in record:
             record = {"messages": [{"role": "user", "content": record["prompt"]}]}
         if "prompt" in record:
-            tokens = tokenizer.prefix_ids + tokenizer.encode(record["prompt"])
+            text = record["prompt"]
         else:
             template = template or load_chat_template(tokenizer, options.template, datetime.datetime.now,
                                                       FOR_GENERATION)
-            tokens = tokenizer.encode(template.render(record["messages"], add_generation_prompt=True))
+            text = template.render(record["messages"], True, f"{name}: ")
+        require_whole(text, name)
+        tokens = tokenizer.encode(text, f"{name}: ")
+        if "prompt" in record:
+            tokens = tokenizer.prefix_ids + tokens
         if not tokens:
             raise BadInputError(
                 f"{name} has no token: the tokenizer knows nothing of what is in it. Write something else"
@@ -38,11 +42,10 @@ def encode(options):
         where = f"{options.prompts}:"
         return [{"tokens": tokens_of(record, f"{where}{number}: the prompt"), "eos": stop_ids, "line": number}
                 for number, record in prompts_in_file(options.prompts)]
-    for number, line in enumerate(sys.stdin, 1):
-        if line.strip():
-            record = parse_prompt(line, f"standard input:{number}")
-            reply = {"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}
-            print(json.dumps(reply), flush=True)
+    for number, _, line in lines_in(sys.stdin.buffer, "standard input"):
+        record = parse_prompt(line, f"standard input:{number}")
+        reply = {"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}
+        print(json.dumps(reply), flush=True)
     return None
 
 
@@ -67,10 +70,10 @@ def decode(options):
             emit(decoder.finish())
             decoder = StreamDecoder(tokenizer)
             continue
-        if not line.strip().isdecimal() or int(line) >= config.vocab_size:
-            raise BadInputError(f"standard input:{number}: {line.strip()!r} is not a token id below "
-                                f"{config.vocab_size}")
-        emit(decoder.push(int(line)))
+        text = line.strip()
+        if not (text.isdecimal() and len(text) <= 10 and int(text) < config.vocab_size):
+            raise BadInputError(f"standard input:{number}: {text!r} is not a token id below {config.vocab_size}")
+        emit(decoder.push(int(text)))
     emit(decoder.finish())
 
 

@@ -3,23 +3,29 @@
 The rules are docs/formats.md, "From text to samples".
 """
 
+import itertools
 import json
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from .errors import BadInputError, count_of
-from .files import Progress
+from .files import Progress, parse_json
+from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, size_in_utf8
 
 RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
 
-# Records are tokenized together up to these limits: enough to use every core, little enough to hold.
+# At most so many records, and texts of GROUP_BYTES, are tokenized together: enough to use every core.
 BATCH_RECORDS = 1024
-BATCH_BYTES = 4 << 20
 # A text of more characters than this is tokenized in pieces.
-LONG_TEXT_CHARS = 1 << 21
+LONG_TEXT_CHARS = 1 << 19
+# A line is in memory several times while its JSON is read.
+MAX_LINE_BYTES = 16 << 20
+# A chat is tokenized up to each of its turns: so much of it in all, which takes minutes.
+MAX_CHAT_BYTES = 1 << 30
 # The purpose of a file, in errors.
 DATA_FILE = "--data names a .txt, .jsonl or packed file"
 PROMPT_FILE = "--prompts names a .txt or .jsonl file"
@@ -79,24 +85,27 @@ class SampleReader:
 
     def _text_file(self):
         with _open(self.path, DATA_FILE) as file:
-            contents = file.read()
-        text = _decode(contents, self.path, 0, 1).removeprefix("\ufeff")
+            text = _decode(file.read(), self.path, 0, 1).removeprefix("\ufeff")
         if not text.strip():
             return
         progress = Progress(f"tokenizing {os.path.basename(self.path)}", len(text))
-        ids = self._tokenizer.encode_long(text, progress)
+        ids = self._tokenizer.encode_long(text, progress, f"{self.path}: ")
         progress.close()
         yield self._text_sample(self.path, ids)
 
     def _json_lines(self):
         progress = Progress(f"tokenizing {os.path.basename(self.path)}", os.path.getsize(self.path))
-        batch, batch_begin = [], 0
+        plans = {"text": self._plan_text, "prompt": self._plan_prompt, "messages": self._plan_chat}
+        batch, batch_bytes = [], 0
         for number, end, text in _lines_of(self.path, DATA_FILE):
             where = f"{self.path}:{number}"
-            batch.append((where, parse_record(text, where)))
-            if len(batch) == BATCH_RECORDS or end - batch_begin >= BATCH_BYTES:
+            kind, record = parse_record(text, where)
+            texts, make = plans[kind](where, record)
+            batch.append((number, texts, make))
+            batch_bytes += sum(map(size_in_utf8, texts))
+            if len(batch) == BATCH_RECORDS or batch_bytes >= GROUP_BYTES:
                 yield from self._encode(batch)
-                batch, batch_begin = [], end
+                batch, batch_bytes = [], 0
                 progress.update(end)
         yield from self._encode(batch)
         progress.close()
@@ -105,24 +114,19 @@ class SampleReader:
 
     def _encode(self, batch):
         """Tokenizes many records at once: every record asks for the texts it needs and makes its sample of them."""
-        makers, texts = [], []
-        for where, (kind, record) in batch:
-            if kind == "text":
-                wanted, make = self._plan_text(where, record)
-            elif kind == "prompt":
-                wanted, make = self._plan_prompt(where, record)
-            else:
-                wanted, make = self._plan_chat(where, record)
-            makers.append((make, len(texts), len(wanted)))
-            texts += wanted
-        encoded = self._tokenizer.encode_batch(texts)
-        for make, first, count in makers:
-            yield make(encoded[first:first + count])
+        if not batch:
+            return
+        first, last = batch[0][0], batch[-1][0]
+        lines = f":{first}" if first == last else f", lines {first} to {last}"
+        encoded = self._tokenizer.encode_each(itertools.chain.from_iterable(texts for _, texts, _ in batch),
+                                              f"{self.path}{lines}: ")
+        for _, texts, make in batch:
+            yield make(list(itertools.islice(encoded, len(texts))))
 
     def _plan_text(self, where, record):
         text = record["text"]
         if len(text) > LONG_TEXT_CHARS:
-            return [], lambda _: self._text_sample(where, self._tokenizer.encode_long(text))
+            return [], lambda _: self._text_sample(where, self._tokenizer.encode_long(text, where=f"{where}: "))
         return [text], lambda ids: self._text_sample(where, np.asarray(ids[0], dtype=np.uint32))
 
     def _text_sample(self, where, ids):
@@ -136,25 +140,36 @@ class SampleReader:
             tokens = np.asarray(prompt + ids[1] + [self._eos], dtype=np.uint32)
             trained = np.arange(len(tokens)) >= len(prompt)
             return self._fit(_sample(where, "prompt", tokens, trained))
+        for key in ("prompt", "completion"):
+            require_whole(record[key], f"{where}: '{key}'")
         return [record["prompt"], record["completion"]], make
 
     def _plan_chat(self, where, record):
         try:
             if self._template is None:
                 self._template = self._load_template()
-            text, spans = self._template.render_with_spans(record["messages"], self._tokenizer.special_texts)
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None
+        text, spans = self._template.render_with_spans(record["messages"], self._tokenizer.special_texts, f"{where}: ")
+        require_whole(text, f"{where}: the chat, as {self._template.name} writes it,")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})
+        prefix_bytes = sum(bounds) * size_in_utf8(text) // max(len(text), 1)
+        if prefix_bytes > MAX_CHAT_BYTES:
+            raise BadInputError(f"{where}: the chat has {size_in_utf8(text):,} bytes, and the assistant speaks in {len(spans):,} "
+                                f"places of it: tokenized up to each of them that is {prefix_bytes:,} bytes, of which at most "
+                                f"{MAX_CHAT_BYTES:,} are taken: split it into several chats")
+        prefixes = itertools.chain([text], (text[:bound] for bound in bounds[:-1]))
 
         def make(ids):
+            # What is longer than a group comes as it is asked for.
+            ids = iter(ids or self._tokenizer.encode_each(prefixes, f"{where}: "))
             tokens, ends = _join_at_bounds(text, bounds, ids, self._tokenizer)
             trained = np.zeros(len(tokens), dtype=bool)
             position_of = {0: 0, **dict(zip(bounds, ends))}
             for begin, end in spans:
                 trained[position_of[begin]:position_of[end]] = True
             return self._fit(_sample(where, "messages", tokens, trained))
-        return [text[:bound] for bound in bounds], make
+        return list(prefixes) if prefix_bytes <= GROUP_BYTES else [], make
 
     def _fit(self, sample):
         """Prompts and chats that are longer than a row: an error, or cut with --truncate."""
@@ -209,15 +224,42 @@ def parse_record(text, where):
 
 
 def _lines_of(path, what):
-    """(number, where it ends in bytes, text) of every line of a file that is not blank."""
-    end = 0
     with _open(path, what) as file:
-        for number, line in enumerate(file, 1):
-            text = _decode(line, path, end, number)
-            end += len(line)
-            text = text.removeprefix("\ufeff") if number == 1 else text
-            if text.strip():
-                yield number, end, text
+        yield from lines_in(file, path)
+
+
+def lines_in(file, name):
+    """(number, where it ends in bytes, text) of every line of a binary file that is not blank. `name`: for errors."""
+    end = 0
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        if len(line) > MAX_LINE_BYTES:
+            raise BadInputError(f"{name}:{number}: the line has {len(line) + _rest_of_line(file):,} bytes, the longest that is "
+                                f"read has {MAX_LINE_BYTES:,}: split the record into several lines, or put a text into a "
+                                ".txt file of its own")
+        text = _decode(line, name, end, number)
+        end += len(line)
+        text = text.removeprefix("\ufeff") if number == 1 else text
+        if text.strip():
+            yield number, end, text
+
+
+def _rest_of_line(file):
+    """The bytes up to the end of the line."""
+    size_bytes, part = 0, b""
+    while not part.endswith(b"\n") and (part := file.readline(MAX_LINE_BYTES)):
+        size_bytes += len(part)
+    return size_bytes
+
+
+def require_whole(text, what):
+    """Refuses what is tokenized as a whole and is too long for that."""
+    size_bytes = size_in_utf8(text)
+    if size_bytes > MAX_WHOLE_BYTES:
+        raise BadInputError(f"{what} has {size_bytes:,} bytes; a prompt, a completion or a chat has at most "
+                            f"{MAX_WHOLE_BYTES:,}: shorten it, or make several records of it")
 
 
 def prompts_in_file(path):
@@ -248,11 +290,11 @@ def parse_prompt(text, where):
 
 def _parse_object(text, where):
     try:
-        record = json.loads(text, object_pairs_hook=_object_without_duplicates)
+        record = parse_json(text, where, object_pairs_hook=_object_without_duplicates)
     except json.JSONDecodeError as error:
         raise BadInputError(f"{where}: not valid JSON at column {error.colno} ({error.msg}): every line must be one "
                             "JSON object") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadInputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(record, dict):
         raise BadInputError(f"{where}: the line holds a JSON {type(record).__name__}, not an object such as "
@@ -289,8 +331,8 @@ def _check_text(value, what, where):
 def _object_without_duplicates(pairs):
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' appears twice")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key '{key}' appears twice")
     return value
 
 
@@ -303,15 +345,20 @@ def _sample(where, kind, tokens, trained):
     return Sample(where, kind, tokens, trained)
 
 
-def _join_at_bounds(text, bounds, prefix_ids, tokenizer):
+def _join_at_bounds(text, bounds, encoded, tokenizer):
     """Tokens of `text` with a token boundary at each of `bounds`, and the number of tokens before each.
 
-    `prefix_ids[k]` are the tokens of text[:bounds[k]]. Where they are a beginning of the whole text's tokens, that
-    tokenization has the boundaries already; else the pieces are tokenized apart, as they are in generation.
+    `encoded` gives the tokens of the text, which is text[:bounds[-1]], and then of each other text[:bounds[k]]. Where those
+    are a beginning of the whole text's tokens, that tokenization has the boundaries already; else the pieces are tokenized
+    apart, as they are in generation.
     """
-    whole = prefix_ids[-1]
-    if all(whole[:len(prefix)] == prefix for prefix in prefix_ids):
-        return np.asarray(whole, dtype=np.uint32), [len(prefix) for prefix in prefix_ids]
+    whole, ends = next(encoded), []
+    for prefix in encoded:
+        if whole[:len(prefix)] != prefix:
+            break
+        ends.append(len(prefix))
+    else:
+        return np.asarray(whole, dtype=np.uint32), [*ends, len(whole)]
     pieces = tokenizer.encode_batch([text[begin:end] for begin, end in zip([0] + bounds, bounds)])
     tokens = np.concatenate([np.asarray(piece, dtype=np.uint32) for piece in pieces])
     return tokens, list(np.cumsum([len(piece) for piece in pieces]))

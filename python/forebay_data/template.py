@@ -3,6 +3,7 @@
 Templates come with models from the network, so they run in jinja2's sandbox and see plain JSON data only.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -12,6 +13,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+from .bounds import bounded
 from .errors import BadInputError
 from .files import read_bytes
 
@@ -72,38 +74,68 @@ def _environment(now):
     return environment
 
 
+@contextlib.contextmanager
+def _at(where):
+    try:
+        yield
+    except BadInputError as error:
+        raise BadInputError(f"{where}{error}") from None
+
+
 class ChatTemplate:
     def __init__(self, text, source, special_tokens, now=lambda: PACKING_DATE):
         self.text = text
-        self._source = source
+        self.name = f"the chat template in {source}"
         self._special_tokens = special_tokens
         self._has_generation_blocks = re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
         try:
-            self._template = _environment(now).from_string(text)
+            with bounded(f"compiling {self.name}", "correct it, or give another one with --template"):
+                self._template = _environment(now).from_string(text)
         except jinja2.TemplateSyntaxError as error:
-            raise BadInputError(f"the chat template in {source} is not valid at its line {error.lineno}: "
-                                f"{error.message}") from None
+            raise BadInputError(f"{self.name} is not valid at its line {error.lineno}: {error.message}") from None
+        except RecursionError:
+            raise BadInputError(f"{self.name} is nested too deeply: write it with fewer brackets and blocks in each other, or "
+                                "give another one with --template") from None
+        except BadInputError:
+            raise
+        except Exception as error:  # jinja2 and Python compile what they are given, and fail in ways of their own
+            raise BadInputError(f"{self.name} cannot be compiled ({error}): correct it, or give another one with "
+                                "--template") from None
 
     def _render_marked(self, messages, add_generation_prompt):
         try:
             return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt,
                                          tools=None, documents=None, **self._special_tokens)
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError,
-                RecursionError) as error:
-            raise BadInputError(f"the chat template in {self._source} refuses this chat: {error}") from None
+        except MemoryError:
+            raise
+        except Exception as error:  # what a template computes may fail in any way
+            raise BadInputError(f"{self.name} refuses this chat: {error}") from None
 
-    def render(self, messages, add_generation_prompt=False):
-        text = self._render_marked(messages, add_generation_prompt)
-        return _spans_between_marks(text)[0] if self._has_generation_blocks else text
+    def _bounded(self, where):
+        return bounded(f"{where}writing this chat with {self.name}",
+                       "correct the template, give another one with --template, or shorten the chat")
 
-    def render_with_spans(self, messages, special_texts):
+    def render(self, messages, add_generation_prompt=False, where=""):
+        """The rendered chat. `where`: the chat's place and ": ", which errors begin with."""
+        with self._bounded(where), _at(where):
+            return self._render(messages, add_generation_prompt)
+
+    def render_with_spans(self, messages, special_texts, where=""):
         """The rendered chat, and the spans [begin, end) of its characters that the assistant generates.
 
         `special_texts`: the tokenizer's special tokens, of which one ends a turn.
         """
+        with self._bounded(where), _at(where):
+            return self._render_with_spans(messages, special_texts)
+
+    def _render(self, messages, add_generation_prompt=False):
+        text = self._render_marked(messages, add_generation_prompt)
+        return _spans_between_marks(text)[0] if self._has_generation_blocks else text
+
+    def _render_with_spans(self, messages, special_texts):
         if self._has_generation_blocks:
             return _spans_between_marks(self._render_marked(messages, False))
-        text = self.render(messages)
+        text = self._render(messages)
         spans = []
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -127,7 +159,7 @@ class ChatTemplate:
 
     def _length_if_prefix(self, text, messages, add_generation_prompt):
         try:
-            prefix = self.render(messages, add_generation_prompt)
+            prefix = self._render(messages, add_generation_prompt)
         except BadInputError:
             return None
         return len(prefix) if text.startswith(prefix) else None
@@ -138,7 +170,7 @@ class ChatTemplate:
         rendered = self._render_marked(marked, False)
         head, mark, tail = rendered.partition(_BEGIN)
         if not mark or not text.startswith(head) or not text.endswith(tail):
-            raise BadInputError(f"the chat template in {self._source} writes turn {index + 1} in a way that does not "
+            raise BadInputError(f"{self.name} writes turn {index + 1} in a way that does not "
                                 "show what the assistant says; mark it with {% generation %} blocks and pack the data "
                                 "with 'forebay data pack --template=FILE'")
         return len(head), len(text) - len(tail)

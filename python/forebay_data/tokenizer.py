@@ -1,6 +1,7 @@
 """The tokenizer of a model folder and what forebay needs to know about it."""
 
 import contextlib
+import itertools
 import os
 import re
 
@@ -8,15 +9,24 @@ import numpy as np
 import tokenizers
 import xxhash
 
+from .bounds import MEMORY_BYTES, bounded
 from .errors import BadInputError
-from .files import read_bytes, read_json, read_json_if_present
+from .files import MAX_TOKENIZER_BYTES, read_bytes, read_json, read_json_if_present
 
 # A text is tokenized in pieces of about this many characters, so that memory stays bounded and cores share the
 # work. Pieces end only where a window around the cut shows that cutting changes no token.
-PIECE_CHARS = 1 << 20
+PIECE_CHARS = 1 << 18
 WINDOW_CHARS = 2048
 CUT_CANDIDATES = 32
-_CUT_PATTERN = re.compile(r"\S\n(?=\S)|\w(?= \w)")
+# The likeliest places first; other ends of words for languages that have no blanks.
+_CUT_PATTERNS = (re.compile(r"\S\n(?=\S)|\w(?= \w)"), re.compile(r"\w(?=\W)|\W(?=\w)"))
+# Texts are tokenized together up to this size in UTF-8: the library takes some 200 bytes of memory for each of them where
+# each is a token, and bounds.MEMORY_BYTES are to be enough.
+GROUP_BYTES = 1 << 20
+# The most that is tokenized as a whole: of a prompt, a chat, or what can be cut nowhere. Memory is this much larger then.
+MAX_WHOLE_BYTES = 4 << 20
+# That the library takes for each byte of a tokenizer.json: some 20.
+_MEMORY_PER_BYTE = 32
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -52,7 +62,7 @@ class ModelTokenizer:
         self.folder = folder
         path = os.path.join(folder, "tokenizer.json")
         contents = read_bytes(path, "a tokenizer is needed to turn text into tokens; copy the tokenizer.json of the "
-                                    "model here (transformers writes one with save_pretrained)")
+                                    "model here (transformers writes one with save_pretrained)", MAX_TOKENIZER_BYTES)
         self._path = path
         self._tokenizer = load_tokenizer(f"'{path}'", contents)
         self.settings = read_json_if_present(os.path.join(folder, "tokenizer_config.json"), "the tokenizer's settings")
@@ -94,7 +104,7 @@ class ModelTokenizer:
         return None if text is None else self._tokenizer.token_to_id(text)
 
     def _find_prefix(self):
-        with self._usable():
+        with self._usable(), self._bounded("", 0):
             plain = self._tokenizer.encode("a", add_special_tokens=False).ids
             full = self._tokenizer.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(plain) + 1):
@@ -108,52 +118,81 @@ class ModelTokenizer:
                                 "set 'eos_token' in tokenizer_config.json to a token of the vocabulary")
         return self.eos_id
 
-    def encode_batch(self, texts):
-        """Token ids (lists) of each text as it stands, without special tokens around it."""
-        with self._usable():
+    def encode_each(self, texts, where=""):
+        """Yields the token ids (a list) of each text as it stands, without special tokens around it.
+
+        As many are tokenized together as bounds allow. `where`: their place and ": ", for errors.
+        """
+        group, group_bytes = [], 0
+        for text in texts:
+            size_bytes = size_in_utf8(text)
+            if group and group_bytes + size_bytes > GROUP_BYTES:
+                yield from self._encode_group(group, group_bytes, where)
+                group, group_bytes = [], 0
+            group.append(text)
+            group_bytes += size_bytes
+        yield from self._encode_group(group, group_bytes, where)
+
+    def encode_batch(self, texts, where=""):
+        return list(self.encode_each(texts, where))
+
+    def encode(self, text, where=""):
+        return self.encode_batch([text], where)[0]
+
+    def _encode_group(self, texts, size_bytes, where):
+        if not texts:
+            return []
+        with self._usable(), self._bounded(where, size_bytes):
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+            return [encoding.ids for encoding in encodings]
 
-    def encode(self, text):
-        return self.encode_batch([text])[0]
+    def _bounded(self, where, size_bytes):
+        return bounded(f"{where}tokenizing with '{self._path}'",
+                       "take the tokenizer.json that the model was published with, or shorten the text",
+                       size_bytes / GROUP_BYTES)
 
-    def encode_long(self, text, progress=None):
+    def encode_long(self, text, progress=None, where=""):
         """Token ids (uint32) of a text of any length, the same as encode() gives for the whole of it."""
-        pieces = self._split(text)
-        done, arrays = 0, []
-        for start in range(0, len(pieces), 8):
-            batch = pieces[start:start + 8]
-            arrays += [np.asarray(ids, dtype=np.uint32) for ids in self.encode_batch(batch)]
-            done += sum(map(len, batch))
-            if progress is not None:
-                progress.update(done)
+        done, arrays, group, group_bytes = 0, [], [], 0
+        for piece in itertools.chain(self._pieces(text, where), [None]):
+            if group and (piece is None or group_bytes + size_in_utf8(piece) > GROUP_BYTES):
+                arrays += [np.asarray(ids, dtype=np.uint32) for ids in self.encode_batch(group, where)]
+                done += sum(map(len, group))
+                if progress is not None:
+                    progress.update(done)
+                group, group_bytes = [], 0
+            if piece is not None:
+                group.append(piece)
+                group_bytes += size_in_utf8(piece)
         return np.concatenate(arrays)
 
-    def _split(self, text):
-        cuts, position = [0], PIECE_CHARS
+    def _pieces(self, text, where):
+        begin, position = 0, PIECE_CHARS
         while position < len(text):
-            cut = self._find_cut(text, position)
-            if cut is not None:
-                cuts.append(cut)
+            cut = self._find_cut(text, position, where)
+            if cut is None:
+                _require_whole(text[begin:position], begin, where)
+            else:
+                yield text[begin:cut]
+                begin = cut
             position = PIECE_CHARS + (position if cut is None else cut)
-        return [text[begin:end] for begin, end in zip(cuts, cuts[1:] + [len(text)])]
+        _require_whole(text[begin:], begin, where)
+        yield text[begin:]
 
-    def _find_cut(self, text, position):
+    def _find_cut(self, text, position, where):
         """A place after `position` where the window around it has the same tokens cut and uncut; else None."""
-        tried = 0
-        for match in _CUT_PATTERN.finditer(text, position, position + PIECE_CHARS // 2):
-            cut = match.end()
-            left, right = text[cut - WINDOW_CHARS:cut], text[cut:cut + WINDOW_CHARS]
-            whole, left_ids, right_ids = self.encode_batch([left + right, left, right])
-            if whole == left_ids + right_ids:
-                return cut
-            tried += 1
-            if tried == CUT_CANDIDATES:
-                break
+        for pattern in _CUT_PATTERNS:
+            candidates = pattern.finditer(text, position, position + PIECE_CHARS // 2)
+            for match in itertools.islice(candidates, CUT_CANDIDATES):
+                cut = match.end()
+                left, right = text[cut - WINDOW_CHARS:cut], text[cut:cut + WINDOW_CHARS]
+                whole, left_ids, right_ids = self.encode_batch([left + right, left, right], where)
+                if whole == left_ids + right_ids:
+                    return cut
         return None
 
     def decode(self, ids, skip_special_tokens=False):
-        with self._usable():
+        with self._usable(), self._bounded("", 4 * len(ids)):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def stop_ids(self):
@@ -206,12 +245,29 @@ def _library_errors(problem):
         raise BadInputError(f"{problem}: {error}") from None
 
 
+def size_in_utf8(text):
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _require_whole(piece, begin, where):
+    size_bytes = size_in_utf8(piece)
+    if size_bytes > MAX_WHOLE_BYTES:
+        raise BadInputError(f"{where}of the text from character {begin + 1:,} on {size_bytes:,} bytes would be tokenized in "
+                            f"one piece, as it can be cut nowhere between words; at most {MAX_WHOLE_BYTES:,} are: break "
+                            "its lines, or remove what is no text")
+
+
 def load_tokenizer(what, contents):
     """The library's tokenizer from the bytes of a tokenizer.json; `what` names it in errors."""
-    with _library_errors(f"{what} is no tokenizer that this version of 'tokenizers' ({tokenizers.__version__}) reads"):
+    with (_library_errors(f"{what} is no tokenizer that this version of 'tokenizers' ({tokenizers.__version__}) reads"),
+          bounded(f"loading {what}", "take the tokenizer.json that the model was published with",
+                  1 + _MEMORY_PER_BYTE * len(contents) / MEMORY_BYTES)):
         tokenizer = tokenizers.Tokenizer.from_buffer(contents)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    with _library_errors(f"{what} cannot be used, so it is damaged"):
+        # Starts the library's threads: their stacks are no part of what a text may take.
+        tokenizer.encode_batch_fast(["", ""])
     return tokenizer
 
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import time
 
 import pytest
 
@@ -73,6 +74,18 @@ def _must(*command):
     return done.stdout.strip()
 
 
+def _unmount(folder):
+    """The kernel gives back what a process had open some time after its end: io_uring's files by a thread of its own."""
+    for attempt in range(1000):
+        done = subprocess.run(["umount", str(folder)], capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        if "busy" not in done.stderr:
+            break
+        time.sleep(min(0.01 * attempt, 0.2))
+    raise AssertionError(f"umount {folder}: {done.stderr}")
+
+
 @contextlib.contextmanager
 def tmpfs(folder, options="size=256m"):
     """A file system of its own at `folder`."""
@@ -81,7 +94,7 @@ def tmpfs(folder, options="size=256m"):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        _unmount(folder)
 
 
 @contextlib.contextmanager
@@ -97,7 +110,7 @@ def ext4(folder, image, sector_bytes=512, options="rw", features="extent"):
         try:
             yield folder
         finally:
-            subprocess.run(["umount", str(folder)], check=True)
+            _unmount(folder)
     finally:
         subprocess.run(["losetup", "--detach", loop], check=True)
         os.remove(image)
@@ -116,7 +129,7 @@ def _on_loop_device(folder, image, size_bytes, mkfs, package):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        _unmount(folder)
         os.remove(image)
 
 

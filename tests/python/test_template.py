@@ -120,7 +120,7 @@ def test_syntax_error_names_the_line():
 def test_boundaries_fall_between_tokens(tokenizer):
     text = "assistant\n\n\nHello"
     bounds = [len("assistant\n"), len(text)]
-    tokens, ends = _join_at_bounds(text, bounds, tokenizer.encode_batch([text[:bound] for bound in bounds]), tokenizer)
+    tokens, ends = _join_at_bounds(text, bounds, iter(tokenizer.encode_batch([text, text[:bounds[0]]])), tokenizer)
     assert tokenizer.decode(tokens[:ends[0]]) == "assistant\n"
     assert tokenizer.decode(tokens[ends[0]:ends[1]]) == "\n\nHello"
 
@@ -128,5 +128,5 @@ def test_boundaries_fall_between_tokens(tokenizer):
 def test_whole_tokenization_is_kept_where_it_has_the_boundaries(tokenizer):
     text = "<|im_start|>user\nHello<|im_end|>"
     bounds = [len("<|im_start|>user\n"), len(text)]
-    tokens, ends = _join_at_bounds(text, bounds, tokenizer.encode_batch([text[:bound] for bound in bounds]), tokenizer)
+    tokens, ends = _join_at_bounds(text, bounds, iter(tokenizer.encode_batch([text, text[:bounds[0]]])), tokenizer)
     assert tokens.tolist() == tokenizer.encode(text) and ends[1] == len(tokens)

@@ -26,14 +26,14 @@ def small_pieces(monkeypatch):
 @pytest.mark.parametrize("seed", range(8))
 def test_pieces_give_the_tokens_of_the_whole(tokenizer, small_pieces, seed):
     text = random_text(seed, 3000)
-    assert len(tokenizer._split(text)) > 20
+    assert len(list(tokenizer._pieces(text, ""))) > 20
     assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * 5000, " " * 5000, "\n" * 5000, "x\n" * 3000, "ab " * 2000])
 def test_texts_without_or_with_many_places_to_cut(tokenizer, small_pieces, text):
     assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
-    assert "".join(tokenizer._split(text)) == text
+    assert "".join(list(tokenizer._pieces(text, ""))) == text
 
 
 def test_tokenizer_whose_tokens_span_every_place_is_not_cut(model, tokenizer, small_pieces):

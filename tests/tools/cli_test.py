@@ -41,7 +41,8 @@ class CliTest(unittest.TestCase):
 
     def run_forebay(self, *args, expect=0):
         result = subprocess.run(
-            [FOREBAY, *args], capture_output=True, text=True, cwd=self.folder.name, timeout=120
+            [FOREBAY, *args], capture_output=True, text=True, cwd=self.folder.name, timeout=120,
+            env={**os.environ, "HOME": self.folder.name, "XDG_CACHE_HOME": self.path("cache")},
         )
         self.assertEqual(result.returncode, expect, f"{args}\n{result.stdout}\n{result.stderr}")
         return result

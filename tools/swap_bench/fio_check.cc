@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "absl/strings/ascii.h"
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
@@ -14,11 +15,6 @@
 
 namespace forebay {
 namespace {
-
-struct FioOutcome {
-  int exit_code = -1;
-  std::string output;
-};
 
 // Runs fio and takes what it prints; its errors go to our stderr. It writes to a disk: whatever
 // ends this process ends it too. EnvironmentError, InterruptedError.
@@ -127,22 +123,38 @@ absl::StatusOr<double> FioBytesPerSecond(const std::string& output) {
   return sum;
 }
 
+absl::StatusOr<FioOutcome> RunInPages(bool huge_pages,
+                                      const std::function<absl::StatusOr<FioOutcome>(bool)>& run) {
+  FOREBAY_ASSIGN_OR_RETURN(FioOutcome outcome, run(huge_pages));
+  if (outcome.exit_code != 0 && huge_pages) {
+    FOREBAY_ASSIGN_OR_RETURN(outcome, run(false));
+    huge_pages = false;
+  }
+  outcome.huge_pages = huge_pages;
+  if (outcome.exit_code == 0) return outcome;
+  // What went wrong stands before its document, on the same stream.
+  constexpr size_t kMostMessage = 500;
+  std::string message = outcome.output.substr(
+      0, std::min({outcome.output.find('{'), outcome.output.size(), kMostMessage}));
+  absl::StripAsciiWhitespace(&message);
+  if (message.empty()) message = "it does not say why";
+  return EnvironmentError(
+      fmt::format("fio ended with exit code {}: {}. Leave --fio out to measure without it",
+                  outcome.exit_code, message));
+}
+
 absl::Status FioCheck::Run(const BenchCell& cell) {
   const EngineKind engine = session_.EngineOf(cell.targets);
   if (cell.targets.size() > 1 || engine == EngineKind::kBuffered) return absl::OkStatus();
   const BenchTarget& target = *session_.targets()[static_cast<size_t>(cell.targets[0])];
+  const auto run = [&](bool huge_pages) {
+    return RunFio(FioArguments(job_, cell.load, engine, target.file.PathForOthers(),
+                               target.file.size_bytes(), huge_pages));
+  };
   const bool huge = job_.pages != BenchPages::kBase && HugePagesFree(job_.block_bytes * job_.depth);
-  FOREBAY_ASSIGN_OR_RETURN(const FioOutcome outcome,
-                           RunFio(FioArguments(job_, cell.load, engine, target.file.PathForOthers(),
-                                               target.file.size_bytes(), huge)));
-  if (outcome.exit_code != 0) {
-    return EnvironmentError(
-        fmt::format("fio ended with exit code {}; its message is above. Leave "
-                    "--fio out to measure without it",
-                    outcome.exit_code));
-  }
+  FOREBAY_ASSIGN_OR_RETURN(const FioOutcome outcome, RunInPages(huge, run));
   FOREBAY_ASSIGN_OR_RETURN(const double bytes_per_s, FioBytesPerSecond(outcome.output));
-  const std::string pages = huge ? "reserved huge pages" : "4 KiB pages";
+  const std::string pages = outcome.huge_pages ? "reserved huge pages" : "4 KiB pages";
   auto found = std::ranges::find_if(measured_, [&](const Measured& measured) {
     return measured.cell.load == cell.load && measured.cell.targets == cell.targets;
   });

@@ -2,6 +2,7 @@
 // knows.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,17 @@ class FioCheck {
 // "fio read /nvme: 1.61 GB/s (1.58..1.65), in 4 KiB pages; swap-bench has 0.980 of it", a line for
 // each run that has such figures.
 std::string FioText(const std::vector<CellResult>& runs);
+
+struct FioOutcome {
+  int exit_code = -1;
+  std::string output;
+  bool huge_pages = false;  // its buffers lay in reserved huge pages
+};
+// What `run` makes of fio, with buffers in reserved huge pages or without. Where it fails with them
+// it is run once more without: others may have taken what was free a moment ago. Errors of `run`;
+// EnvironmentError, with fio's own words, when it fails.
+absl::StatusOr<FioOutcome> RunInPages(bool huge_pages,
+                                      const std::function<absl::StatusOr<FioOutcome>(bool)>& run);
 
 // The command line of fio for one target's file. `huge_pages`: with buffers in reserved huge pages.
 std::vector<std::string> FioArguments(const Job& job, const LoadKind& load, EngineKind engine,

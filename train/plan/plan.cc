@@ -5,7 +5,6 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
-#include "forebay/data/packed_file.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/decoder.h"
 #include "forebay/model/decoder_compute.h"
@@ -35,15 +34,16 @@ int64_t StepTokens(const TrainOptions& options) {
 
 absl::Status CheckPositions(const DecoderConfig& model, const TrainOptions& options) {
   if (options.seq <= model.max_positions) return absl::OkStatus();
-  if (PackedRowTokens(options.data) == options.seq) {
-    return UsageError(
-        fmt::format("'{}' is packed in rows of {} tokens, more than the {} positions of the model. "
-                    "Pack the text again with --seq={} or less",
-                    options.data, options.seq, model.max_positions, model.max_positions));
-  }
+  // Whether the data is packed in rows of that length is not looked up: a plan opens no file.
+  const std::string packed = options.data.empty()
+                                 ? ""
+                                 : fmt::format(
+                                       ". If '{}' is packed in such rows: pack its text again "
+                                       "with --seq={} or less",
+                                       options.data, model.max_positions);
   return UsageError(
-      fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less",
-                  options.seq, model.max_positions, model.max_positions));
+      fmt::format("--seq={} is more than the {} positions of the model; use --seq={} or less{}",
+                  options.seq, model.max_positions, model.max_positions, packed));
 }
 
 // OUT/model, and what --save_every keeps beside it. One more is written before the oldest goes.

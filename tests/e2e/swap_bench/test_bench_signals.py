@@ -30,6 +30,14 @@ def wait_for(process, phase):
     raise AssertionError(f"the program ended without '{phase}'")
 
 
+def await_that(condition, what):
+    """However much else the machine has to do."""
+    deadline_s = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline_s, what
+        time.sleep(0.02)
+
+
 def has_open(pid, folder):
     """Whether the process has a file of the folder open."""
     try:
@@ -43,12 +51,8 @@ def assert_nothing_is_left(folder):
     """A file without a name takes space as long as a process has it open. (How much is free says less: others use the
     same file system.)"""
     assert os.listdir(folder) == []
-    for _ in range(100):
-        holders = [entry for entry in os.listdir("/proc") if entry.isdigit() and has_open(entry, folder)]
-        if not holders:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"the processes {holders} still have a file of {folder} open")
+    await_that(lambda: not any(has_open(entry, folder) for entry in os.listdir("/proc") if entry.isdigit()),
+               f"a process still has a file of {folder} open")
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -56,7 +60,7 @@ def test_ctrl_c_in_every_phase(bench, disk, phase):
     process = start(bench, disk, *PHASES[phase])
     wait_for(process, phase)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 75, errors
     assert "stopping; once more ends at once" in errors and "stopped on request" in errors
     assert output == ""
@@ -71,7 +75,7 @@ def test_ctrl_c_in_the_other_commands(bench, disk, command, phase):
     process = start(bench, command[0], disk, *command[1:])
     wait_for(process, phase)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 75, errors
     assert "stopped on request" in errors and output == ""
     assert_nothing_is_left(disk)
@@ -91,7 +95,7 @@ def test_ctrl_c_in_probe(bench, disk):
     while process.poll() is None and not has_signals_in_hand(process):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 75, errors
     assert "stopped on request" in errors and output == ""
 
@@ -109,13 +113,10 @@ exec sleep 300
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     process = subprocess.Popen([bench.binary, str(disk), "--size=64M", "--op=read", "--time=100ms", "--fio"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    for _ in range(600):
-        if started.exists():
-            break
-        time.sleep(0.1)
+    await_that(started.exists, "fio was not started")
     pid = int(started.read_text())
     process.send_signal(signal.SIGTERM)  # which the terminal would have sent to both
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 75, errors
     assert "stopped on request" in errors and output == ""
     assert not os.path.exists(f"/proc/{pid}")
@@ -149,20 +150,11 @@ exec {real} "$@" --runtime=300s
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     its_file = f"--filename=/proc/{process.pid}/fd/"
     try:
-        for _ in range(600):
-            # Before it has the file, it would end because there is none any more.
-            if any(has_open(pid, disk) for pid in processes_with(its_file)):
-                break
-            time.sleep(0.1)
-        else:
-            raise AssertionError("fio was not started")
+        # Before it has the file, it would end because there is none any more.
+        await_that(lambda: any(has_open(pid, disk) for pid in processes_with(its_file)), "fio was not started")
         process.kill()
         process.wait()
-        for _ in range(100):
-            if not processes_with(its_file):
-                break
-            time.sleep(0.1)
-        assert processes_with(its_file) == []
+        await_that(lambda: not processes_with(its_file), "fio is still there")
     finally:
         process.kill()
         process.wait()
@@ -175,7 +167,7 @@ def test_other_signals_stop_it_too(bench, disk, number):
     process = start(bench, disk, *PHASES["write"])
     wait_for(process, "write")
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 75
 
 
@@ -183,7 +175,7 @@ def test_a_killed_one_leaves_nothing_behind(bench, disk):
     process = start(bench, disk, *PHASES["write"], "--size=1G")
     wait_for(process, "write")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert_nothing_is_left(disk)
 
 

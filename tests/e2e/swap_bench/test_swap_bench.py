@@ -464,6 +464,15 @@ def test_fio_beside_it_or_how_to_get_it(bench, disk, tmp_path):
         assert run["fio"]["ratio"] == pytest.approx(run["gbps"]["median"] / run["fio"]["gbps"]["median"])
 
 
+def test_what_fio_says_of_its_failure_is_in_the_document(bench, disk, tmp_path):
+    script = tmp_path / "fio"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "fio: no memory today"; echo "{}"; exit 1; }\n')
+    script.chmod(0o700)
+    done = bench.run(disk, *SMALL, "--fio", "--format=json", expect=9,
+                     env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert "fio ended with exit code 1: fio: no memory today. Leave --fio out" in json.loads(done.stdout)["error"]["message"]
+
+
 def test_a_full_disk_is_found_before_anything_is_measured(bench, mounted):
     done = mounted(bench.binary, ["tmpfs", "-osize=16m"], "FOLDER", *SMALL)
     assert done.returncode == 4 and "has no room for a file of 64.0 MiB: 16.0 MiB are free" in done.stderr

@@ -240,8 +240,8 @@ def test_packed_data_of_other_rows_or_of_a_larger_vocabulary(forebay, good, tmp_
     assert_words(refusal(forebay, tmp_path, good, 3, seq=48), "rows of 32 tokens", "--seq=32")
     data = write_rows(tmp_path / "long.fbd", *random_rows(2, 129, 256, seed=5), 256)
     unsaid = {key: value for key, value in good.items() if key != "seq"}
-    assert_words(refusal(forebay, tmp_path, unsaid, 2, data=data), "long.fbd", "rows of 129", "128 positions",
-                 "Pack the text again with --seq=128")
+    assert_words(refusal(forebay, tmp_path, unsaid, 2, data=data), "long.fbd", "--seq=129", "128 positions",
+                 "pack its text again with --seq=128")
     data = write_rows(tmp_path / "large.fbd", *random_rows(4, SEQ, 256, seed=5), 300)
     assert_words(refusal(forebay, tmp_path, good, 3, data=data), "large.fbd", "300", "256")
 

@@ -3,7 +3,7 @@
 // may be missing or torn: every subset of few writes, samples of more), and what opens there must
 // be one whole step, and no older than the last one that was promised. A process that is killed
 // leaves its unflushed writes to the next one, which reads them; a power cut then loses those of
-// both. One_slot_crash_test.cc has stores that promise less, lying_disk_test.cc disks that do.
+// both. one_slot_crash_test.cc has stores that promise less, lying_disk_test.cc disks that do.
 #include <algorithm>
 #include <functional>
 #include <map>

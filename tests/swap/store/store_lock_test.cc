@@ -7,12 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
 
 #include "forebay/base/check.h"
-#include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
@@ -26,10 +26,10 @@ using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A process that has locked `path`, for `held`.
+// A process that has locked `path`, until it is told to let go or its object goes.
 class Holder {
  public:
-  Holder(const std::string& path, milliseconds held) {
+  explicit Holder(const std::string& path) {
     int fds[2];
     FOREBAY_CHECK(::pipe(fds) == 0);
     const UniqueFd reader(fds[0]);
@@ -39,16 +39,19 @@ class Holder {
     if (pid_ == 0) {
       const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
       const bool locked = ::flock(fd, LOCK_EX) == 0 && ::write(writer.get(), "x", 1) == 1;
-      if (locked) ::usleep(static_cast<useconds_t>(held.count()) * 1000);
+      while (locked) ::pause();  // until it is killed
       ::_exit(0);
     }
     writer.Reset();
     char byte = 0;
     FOREBAY_CHECK(::read(reader.get(), &byte, 1) == 1);
   }
-  ~Holder() {
+  ~Holder() { LetGo(); }
+  void LetGo() {
+    if (pid_ < 0) return;
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
   }
   Holder(const Holder&) = delete;
   Holder& operator=(const Holder&) = delete;
@@ -73,16 +76,22 @@ class StoreLockTest : public testing::Test {
 };
 
 TEST_F(StoreLockTest, AFileThatIsHeldForAWhileIsWaitedFor) {
-  const Holder holder(path_, milliseconds(300));
+  Holder holder(path_);
   const UniqueFd fd = Open();
-  const Stopwatch watch;
+  std::atomic<bool> is_let_go = false;
+  std::thread other([&] {
+    std::this_thread::sleep_for(milliseconds(100));  // so that somebody waits, mostly
+    is_let_go = true;
+    holder.LetGo();
+  });
   EXPECT_EQ(LockOpenFile(fd.get(), path_), absl::OkStatus());
-  EXPECT_GT(watch.Seconds(), 0.1);
+  EXPECT_TRUE(is_let_go);
+  other.join();
 }
 
 TEST_F(StoreLockTest, AFileThatStaysLockedIsAnErrorThatNamesTheHolder) {
   if (::access("/proc/locks", R_OK) != 0) GTEST_SKIP() << "/proc/locks cannot be read here";
-  const Holder holder(path_, milliseconds(60'000));
+  const Holder holder(path_);
   const UniqueFd fd = Open();
   const absl::Status status = LockOpenFile(fd.get(), path_, milliseconds(100));
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);

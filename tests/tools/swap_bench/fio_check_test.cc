@@ -39,6 +39,33 @@ TEST(FioArguments, ASynchronousEngineHasAJobForEachOperationInFlight) {
                                Not(Contains("--fixedbufs")), Not(Contains("--mem=mmaphuge"))));
 }
 
+TEST(RunInPages, DoesWithoutHugePagesThatOthersHaveTaken) {
+  std::vector<bool> tried;
+  const auto run = [&](bool huge_pages) -> absl::StatusOr<FioOutcome> {
+    tried.push_back(huge_pages);
+    return FioOutcome{.exit_code = huge_pages ? 1 : 0, .output = "{}"};
+  };
+  const absl::StatusOr<FioOutcome> outcome = RunInPages(true, run);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_FALSE(outcome->huge_pages);
+  EXPECT_THAT(tried, testing::ElementsAre(true, false));
+}
+
+TEST(RunInPages, TellsWhatFioSaysBeforeItsDocument) {
+  const auto status = [](const std::string& output) {
+    return RunInPages(false,
+                      [&](bool) -> absl::StatusOr<FioOutcome> {
+                        return FioOutcome{.exit_code = 1, .output = output};
+                      })
+        .status();
+  };
+  EXPECT_EQ(ExitCodeOf(status("fio: no such engine\n{\n}")), ExitCode::kEnvironment);
+  EXPECT_EQ(
+      MessageOf(status("fio: no such engine\n{\n}")),
+      "fio ended with exit code 1: fio: no such engine. Leave --fio out to measure without it");
+  EXPECT_THAT(MessageOf(status("")), testing::HasSubstr("it does not say why"));
+}
+
 TEST(FioText, IsALineForEachRunThatHasFigures) {
   std::vector<CellResult> runs(2);
   EXPECT_EQ(FioText(runs), "");

@@ -1,12 +1,16 @@
 #include "forebay/train/plan/plan.h"
 
+#include <fstream>
 #include <numeric>
 
 #include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
+#include "forebay/data/packed_file.h"
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/swap/records/commit_record.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/tests/data/packed_bytes.h"
+#include "forebay/tests/temporary_folder.h"
 #include "forebay/tests/train/plan/planned_models.h"
 #include "forebay/train/export/export_weights.h"
 #include "gmock/gmock.h"
@@ -51,6 +55,24 @@ TEST(Plan, SmolLm2WithEverythingOnNvmeFitsOneGibibyte) {
   EXPECT_EQ(plan->placement.host_weight_bytes, 0);
   EXPECT_EQ(plan->placement.host_state_bytes, 0);
   EXPECT_EQ(Total(plan->gradient_area_bytes), 0);
+}
+
+TEST(Plan, OpensNoFile) {
+  const TemporaryFolder folder;
+  TrainOptions options = SmallRun();
+  options.seq = SmolLm2().max_positions + 1;
+  options.data = folder.path() + "/rows.packed";
+  const absl::Status without_file = MakePlan(SmolLm2(), options, BigMachine()).status();
+  PackedBytes packed;
+  packed.seq = static_cast<uint64_t>(options.seq);
+  packed.num_rows = 1;
+  packed.tokens.assign(packed.seq, 1);
+  packed.flags.assign(packed.seq, 1);
+  std::ofstream(options.data, std::ios::binary) << packed.Encode();
+  ASSERT_EQ(PackedRowTokens(options.data), options.seq);
+  const absl::Status with_file = MakePlan(SmolLm2(), options, BigMachine()).status();
+  EXPECT_EQ(MessageOf(with_file), MessageOf(without_file));
+  EXPECT_THAT(MessageOf(with_file), HasSubstr("rows.packed"));
 }
 
 TEST(Plan, TermsSumToTheTotals) {

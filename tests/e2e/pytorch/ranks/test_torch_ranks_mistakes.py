@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -13,9 +14,11 @@ import forebay.torch
 import pytest
 import torch
 import torch_ranks_run as run
+from forebay._worker import Worker
 from forked_ranks import ends_of, errors_of, on_ranks, start_ranks
 
-SOON_S = 20  # behind the error of one rank the others have theirs
+SOON_S = 80  # after the error of one rank the others have theirs, on a machine that has much else to do
+LATE_S = 170  # what nobody waits for
 
 
 def assert_each(errors, names, *patterns):
@@ -41,7 +44,7 @@ def resume(folder, **options):
 
 def train_with(folder, of_rank_1, **options):
     """of_rank_1: options of the second rank alone."""
-    ranks = forebay.Ranks(timeout_s=SOON_S)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     mine = {**options, **(of_rank_1 if ranks.rank == 1 else {})}
     kind = mine.pop("kind", "decoder")
     with run.streamed(folder, kind, ranks=ranks, **mine) as (engine, _):
@@ -203,35 +206,43 @@ def test_a_rank_that_does_not_come(tmp_path):
     assert time.monotonic() - begin < 10
 
 
-def leaves(folder, how, when):
+def leaves(folder, ended, how, when):
     """The second rank goes."""
-    ranks = forebay.Ranks(timeout_s=4 if how == "is silent" else SOON_S)
+    ranks = forebay.Ranks(timeout_s=10 if how == "is silent" else LATE_S)
+    try:
+        leaves_in(folder, ended, how, when, ranks)
+    finally:
+        if ranks.rank == 0:
+            ended.touch()
+
+
+def leaves_in(folder, ended, how, when, ranks):
     with run.streamed(folder, ranks=ranks, zero_stage=3) as (engine, _):
         run.step_of(engine, "decoder", 0, ranks, 1)
         if ranks.rank == 1 and when == "between":
-            leave(engine, how)
+            leave(engine, ended, how)
         if ranks.rank == 1 and when == "in forward":
             def fail(*_):
-                leave(engine, how)
+                leave(engine, ended, how)
             engine.module.blocks[1].register_forward_pre_hook(fail)
         for step in range(1, 4):
             run.step_of(engine, "decoder", step, ranks, 1)
 
 
-def leave(engine, how):
+def leave(engine, ended, how):
     if how == "closes":
         engine.close()
         raise RuntimeError("of this rank")
     if how == "raises":
         raise RuntimeError("of this rank")
     if how == "is silent":
-        time.sleep(8)
+        wait_for(ended)
 
 
 @pytest.mark.parametrize("how, when", [("raises", "between"), ("closes", "between"), ("is silent", "between"),
                                        ("raises", "in forward"), ("is silent", "in forward")])
 def test_a_rank_that_goes(tmp_path, how, when):
-    first, second = ends_of(start_ranks(2, leaves, tmp_path / "store", how, when))
+    first, second = ends_of(start_ranks(2, leaves, tmp_path / "store", tmp_path / "ended", how, when))
     assert first.error == "EnvironmentProblem" and "rank 1" in first.message, first
     if how == "is silent":
         assert second.error == "EnvironmentProblem", second
@@ -242,25 +253,49 @@ def test_a_rank_that_goes(tmp_path, how, when):
     assert on_ranks(2, resume, tmp_path / "store", zero_stage=3) == [0, 0]
 
 
-def interrupted(folder, go_on, what):
+def call_of_main_thread():
+    """The frame of the call that the main thread waits for, or None."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and frame.f_code is not Worker.run.__code__:
+        frame = frame.f_back
+    return frame
+
+
+def interrupt_when_it_waits(away):
+    """Ctrl-C, when the other rank is away and the main thread has been in one call for long: before that, nobody would
+    tell the other rank why."""
+    def watch():
+        wait_for(away)
+        call, since_s = None, 0.0
+        while call is None or time.monotonic() - since_s < 2:
+            now = call_of_main_thread()
+            if now is not call:
+                call, since_s = now, time.monotonic()
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def interrupted(folder, away, go_on, what):
     """The first rank, while it waits for the second, which comes later: it does not wait for it to end."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     if what == "barrier" and ranks.rank == 0:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        interrupt_when_it_waits(away)
         with pytest.raises(KeyboardInterrupt):
             ranks.barrier()
         ranks.close()
         return go_on.touch()
     if what == "barrier":
+        away.touch()
         wait_for(go_on)
         return ranks.barrier()
     with run.streamed(folder, ranks=ranks, zero_stage=3) as (engine, _):
         run.step_of(engine, "decoder", 0, ranks, 1)
         if ranks.rank == 1:
+            away.touch()
             wait_for(go_on)
             return run.step_of(engine, "decoder", 1, ranks, 1)
-        # Late enough that it waits by then, on a busy machine too: before, nobody would tell the other why.
-        threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        interrupt_when_it_waits(away)
         with pytest.raises(KeyboardInterrupt):
             run.step_of(engine, "decoder", 1, ranks, 1)
         engine.close()
@@ -274,13 +309,13 @@ def wait_for(path):
 
 @pytest.mark.parametrize("what", ["barrier", "step"])
 def test_an_interrupt_ends_the_wait_for_another_rank(tmp_path, what):
-    first, second = ends_of(start_ranks(2, interrupted, tmp_path / "store", tmp_path / "go on", what))
+    first, second = ends_of(start_ranks(2, interrupted, tmp_path / "store", tmp_path / "away", tmp_path / "go on", what))
     assert first.error is None and first.seconds < SOON_S, first
     assert second.error == "StoppedError" and "rank 0" in second.message, second
 
 
 def aborts():
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     ranks.barrier()
     if ranks.rank == 0:
         ranks.abort()
@@ -344,7 +379,7 @@ def test_a_grad_scaler_skips_the_same_steps_on_all_ranks(tmp_path, options):
 
 def make_optimizer(**options):
     model = torch.nn.Linear(4, 4)
-    optimizer = forebay.torch.AdamW(model.parameters(), ranks=forebay.Ranks(timeout_s=SOON_S), **options)
+    optimizer = forebay.torch.AdamW(model.parameters(), ranks=forebay.Ranks(timeout_s=LATE_S), **options)
     model(torch.ones(2, 4)).sum().backward()
     return model, optimizer
 
