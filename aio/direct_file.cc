@@ -71,6 +71,8 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create, b
   do {
     fd = ::open(path.c_str(), flags, 0600);
   } while (fd < 0 && errno == EINTR);
+  UniqueFd owned(fd);
+  fd = owned.get();
   const int error = errno;
   if (fd < 0 && error == ELOOP) {
     return StorageError(
@@ -86,7 +88,6 @@ absl::StatusOr<UniqueFd> OpenRegularFile(const std::string& path, bool create, b
     return BadInputError(fmt::format("'{}' does not exist", path));
   }
   if (fd < 0) return StorageError(fmt::format("opening '{}' failed", path), error);
-  UniqueFd owned(fd);
   struct stat info = {};
   if (::fstat(fd, &info) != 0) return StorageError(fmt::format("stat of '{}' failed", path), errno);
   if (!S_ISREG(info.st_mode)) {

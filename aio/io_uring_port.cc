@@ -183,6 +183,8 @@ class IoUringPort : public IoPort {
     }
     if (result != 0) return EnvironmentError(WhyNoIoUring(-result));
     opened_ = true;
+    ring_.ring_fd = ring_.enter_ring_fd = AboveStandardStreams(ring_.ring_fd);
+    if (ring_.ring_fd < 0) return EnvironmentError(WhyNoIoUring(errno));
     FOREBAY_RETURN_IF_ERROR(NeedOperations());
     return NeedSubmission();
   }

@@ -41,6 +41,15 @@ absl::StatusOr<struct stat> StatOf(const std::string& path) {
 
 }  // namespace
 
+int AboveStandardStreams(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int above = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return above;
+}
+
 void UniqueFd::Reset() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
@@ -53,7 +62,8 @@ absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
   do {
     fd = ::open(path.c_str(), all_flags, 0600);
   } while (fd < 0 && errno == EINTR);
-  if (fd >= 0) return UniqueFd(fd);
+  UniqueFd opened(fd);
+  if (opened.valid()) return opened;
   const int error = errno;
   if (!may_create && (error == ENOENT || error == ENOTDIR)) {
     return BadInputError(fmt::format("'{}' does not exist", path));
@@ -252,6 +262,27 @@ absl::StatusOr<int64_t> FreeSpace(const std::string& path) {
 std::string JoinPath(std::string_view directory, std::string_view name) {
   if (directory.empty()) return std::string(name);
   return fmt::format("{}{}{}", directory, directory.back() == '/' ? "" : "/", name);
+}
+
+absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
+  if (path.empty()) {
+    return UsageError("a folder is named by an empty text. Name it, or '.' for the current one");
+  }
+  std::error_code error;
+  std::string absolute = std::filesystem::absolute(path, error).string();
+  if (!error) return absolute;
+  return StorageError(
+      fmt::format("'{}' is relative to the current folder, which cannot be known: {}. Name the "
+                  "folder from the root on",
+                  path, error.message()));
+}
+
+absl::StatusOr<std::vector<std::string>> AbsolutePaths(std::span<const std::string> paths) {
+  std::vector<std::string> absolute;
+  for (const std::string& path : paths) {
+    FOREBAY_ASSIGN_OR_RETURN(absolute.emplace_back(), AbsolutePath(path));
+  }
+  return absolute;
 }
 
 std::string ProgramDirectory() {

@@ -19,11 +19,17 @@
 
 namespace forebay {
 
-// Owns a file descriptor. Move-only.
+// `fd` itself, or, if it has the number of a standard stream, a duplicate of it (O_CLOEXEC) in its
+// place: where a program has closed those, whatever it prints would go into a file of ours. -1 with
+// errno: `fd` is -1, or no other number is to be had (then it is closed).
+int AboveStandardStreams(int fd);
+
+// Owns a file descriptor, which is none of the standard streams. Move-only.
 class UniqueFd {
  public:
   UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
+  // Takes AboveStandardStreams(fd), and keeps its errno.
+  explicit UniqueFd(int fd) : fd_(AboveStandardStreams(fd)) {}
   ~UniqueFd() { Reset(); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
@@ -85,6 +91,10 @@ absl::Status RemoveTree(const std::string& path);
 absl::StatusOr<int64_t> FreeSpace(const std::string& path);
 // "a/b" from "a" and "b".
 std::string JoinPath(std::string_view directory, std::string_view name);
+// `path` from the root on, which a later chdir leaves alone. UsageError: it is empty. StorageError:
+// it is relative, and the current folder cannot be known.
+absl::StatusOr<std::string> AbsolutePath(const std::string& path);
+absl::StatusOr<std::vector<std::string>> AbsolutePaths(std::span<const std::string> paths);
 // The folder of the running program (/proc/self/exe).
 std::string ProgramDirectory();
 

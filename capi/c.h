@@ -10,17 +10,17 @@
      *message is a text that says what failed, why and what to do about it: free it with
      forebay_free. Where it succeeds, *message stays as it was.
    - A caller's mistake is FOREBAY_USAGE, and changes nothing. No call ends the process.
-   - Text and data are pointer and length; texts that this library returns also end with a zero
-     byte. JSON is UTF-8.
+   - Text and data are pointer and length; texts that are returned also end with a zero byte. JSON
+     is UTF-8. Folders may be relative to the current folder at the time of the call.
    - Options are structs whose first member is their size: set it to sizeof of the struct, and the
      rest to zeros, which always means the default. A program compiled with an older header works
      with a newer library.
-   - Every function may be called from any thread, and on one object by several at a time. Calls on
-     tensors and on a disk engine run side by side, and so do those that ask what a lease holds. On
-     every other object one call is made at a time: those of other threads wait, but for
-     forebay_layers_stop. What ends an object is the last call on it: no other may be under way.
-   - Nothing calls back, there is no global state, and locale, signals and environment are left
-     alone. */
+   - Any thread may call, and several at a time on one object. Calls on tensors and on a disk engine
+     run side by side, and so do those that ask what a lease holds; on every other object they wait
+     for each other, except forebay_layers_stop. Only the last call on an object may end it. A fork
+     of the process that made an object cannot use it (USAGE), and a `_destroy` there does nothing.
+   - Nothing calls back, there is no global state; locale, signals and environment are left alone.
+   - No descriptor that is opened is 0, 1 or 2, also where the program has closed these. */
 #pragma once
 
 #include <stddef.h>

@@ -2,11 +2,14 @@
 
 #include <utility>
 
+#include "forebay/capi/c_status.h"
+
 namespace forebay::capi {
 namespace {
 
-// A DLManagedTensor with what it points to.
-struct OwnedTensor {
+// A DLManagedTensor with what it points to. In a fork it stays: its owner's locks and threads are
+// the parent's.
+struct OwnedTensor : Handle {
   DLManagedTensor tensor;
   std::shared_ptr<const void> owner;
   Shape shape;
@@ -24,7 +27,7 @@ DLDataType TypeOf(DType dtype) {
 
 DLManagedTensor* NewTensor(std::shared_ptr<const void> owner, void* data, DLDataType type,
                            Shape shape, DLDevice device) {
-  auto* const owned = new OwnedTensor{{}, std::move(owner), std::move(shape)};
+  auto* const owned = new OwnedTensor{{}, {}, std::move(owner), std::move(shape)};
   owned->tensor.dl_tensor = {.data = data,
                              .device = device,
                              .ndim = static_cast<int32_t>(owned->shape.size()),
@@ -34,7 +37,7 @@ DLManagedTensor* NewTensor(std::shared_ptr<const void> owner, void* data, DLData
                              .byte_offset = 0};
   owned->tensor.manager_ctx = owned;
   owned->tensor.deleter = [](DLManagedTensor* self) {
-    delete static_cast<OwnedTensor*>(self->manager_ctx);
+    Destroy(static_cast<OwnedTensor*>(self->manager_ctx));
   };
   return &owned->tensor;
 }

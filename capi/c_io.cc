@@ -9,7 +9,7 @@
 #include "forebay/capi/c.h"
 #include "forebay/capi/c_status.h"
 
-struct forebay_io {
+struct forebay_io : forebay::capi::Handle {
   explicit forebay_io(std::unique_ptr<forebay::Engine> engine) : requests(std::move(engine)) {}
   forebay::capi::IoRequests requests;
 };
@@ -131,7 +131,7 @@ int32_t forebay_io_create(const forebay_io_options* options, forebay_io** io, ch
 }
 
 void forebay_io_destroy(forebay_io* io) {
-  delete io;
+  forebay::capi::Destroy(io);
 }
 
 int32_t forebay_io_submit(forebay_io* io, const forebay_io_request* request, uint64_t* ticket,

@@ -18,7 +18,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
 
-struct forebay_memory {
+struct forebay_memory : forebay::capi::Handle {
   std::mutex mutex;
   forebay::MemoryBudget budget{0};
   std::map<const std::byte*, forebay::HostBuffer> blocks;  // mutex; by where they begin
@@ -58,7 +58,7 @@ absl::Status Allocate(forebay_memory* memory, size_t num_bytes, void** data) {
 }
 
 bool Free(forebay_memory* memory, const void* data) {
-  if (memory == nullptr) return false;
+  if (!IsUsable(memory)) return false;
   HostBuffer freed_later;
   const std::lock_guard lock(memory->mutex);
   const auto found = memory->blocks.find(static_cast<const std::byte*>(data));
@@ -69,7 +69,7 @@ bool Free(forebay_memory* memory, const void* data) {
 }
 
 bool Contains(forebay_memory* memory, const void* data, size_t num_bytes) {
-  if (memory == nullptr) return false;
+  if (!IsUsable(memory)) return false;
   const auto* const first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(memory->mutex);
   auto after = memory->blocks.upper_bound(first);
@@ -90,7 +90,7 @@ forebay_memory* forebay_memory_create(void) {
 }
 
 void forebay_memory_destroy(forebay_memory* memory) {
-  delete memory;
+  forebay::capi::Destroy(memory);
 }
 
 int32_t forebay_memory_allocate(forebay_memory* memory, size_t num_bytes, void** data,

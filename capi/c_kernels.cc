@@ -15,7 +15,7 @@
 #include "forebay/optimizer/kernels/gradient_norm.h"
 #include "forebay/optimizer/kernels/tile_update.h"
 
-struct forebay_kernels {
+struct forebay_kernels : forebay::capi::Handle {
   explicit forebay_kernels(int num_threads) : pool(num_threads, "kernels") {}
   std::mutex mutex;
   forebay::ThreadPool pool;
@@ -219,10 +219,10 @@ absl::Status CheckCount(int64_t num_elems) {
 
 absl::Status Split(forebay_kernels* kernels, const float* master, int64_t num_elems, void* weights,
                    void* remainder) {
-  for (const void* pointer :
-       {static_cast<const void*>(kernels), static_cast<const void*>(master),
-        static_cast<const void*>(weights), static_cast<const void*>(remainder)}) {
-    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(kernels, "kernels"));
+  for (const void* pointer : {static_cast<const void*>(master), static_cast<const void*>(weights),
+                              static_cast<const void*>(remainder)}) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "master, weights or remainder"));
   }
   FOREBAY_RETURN_IF_ERROR(CheckCount(num_elems));
   ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
@@ -237,9 +237,9 @@ absl::Status Split(forebay_kernels* kernels, const float* master, int64_t num_el
 
 absl::Status JoinAll(forebay_kernels* kernels, const void* weights, const void* remainder,
                      int64_t num_elems, float* master) {
-  for (const void* pointer :
-       {static_cast<const void*>(kernels), static_cast<const void*>(master), weights, remainder}) {
-    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "kernels, master, weights or remainder"));
+  FOREBAY_RETURN_IF_ERROR(CheckPointer(kernels, "kernels"));
+  for (const void* pointer : {static_cast<const void*>(master), weights, remainder}) {
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(pointer, "master, weights or remainder"));
   }
   FOREBAY_RETURN_IF_ERROR(CheckCount(num_elems));
   ForParts(kernels, num_elems, [&](int64_t first, int64_t end) {
@@ -317,7 +317,7 @@ int32_t forebay_kernels_create(int32_t num_threads, forebay_kernels** kernels, c
 }
 
 void forebay_kernels_destroy(forebay_kernels* kernels) {
-  delete kernels;
+  forebay::capi::Destroy(kernels);
 }
 
 int32_t forebay_kernels_update(forebay_kernels* kernels, const forebay_kernel_run* runs,

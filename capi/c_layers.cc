@@ -156,7 +156,8 @@ absl::StatusOr<forebay_layers*> New(const forebay_layers_options* given,
                            DTypeOf(options.reduce_dtype, "reduce_dtype"));
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<EmbeddedRun> run,
                            EmbeddedRun::Plan(std::move(embedded), inventory->inventory));
-  return new forebay_layers{std::make_shared<LayersState>(std::move(ranks), std::move(device),
+  return new forebay_layers{{},
+                            std::make_shared<LayersState>(std::move(ranks), std::move(device),
                                                           std::move(run), optimizer, num_groups)};
 }
 
@@ -303,7 +304,7 @@ int32_t forebay_layers_new(const forebay_layers_options* options,
 }
 
 void forebay_layers_destroy(forebay_layers* layers) {
-  delete layers;
+  forebay::capi::Destroy(layers);
 }
 
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message) {
@@ -313,7 +314,7 @@ int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** mes
 }
 
 int32_t forebay_layers_exists(forebay_layers* layers) {
-  if (layers == nullptr) return 0;
+  if (!forebay::capi::IsUsable(layers)) return layers == nullptr ? 0 : -1;
   const LayersState::Call call(*layers->state);
   const absl::StatusOr<bool> exists = layers->state->run().Exists();
   if (exists.ok()) return *exists ? 1 : 0;
@@ -359,18 +360,18 @@ int32_t forebay_layers_open(forebay_layers* layers, char** message) {
 }
 
 void forebay_layers_stop(forebay_layers* layers) {
-  if (layers != nullptr) layers->state->run().Stop();
+  if (forebay::capi::IsUsable(layers)) layers->state->run().Stop();
 }
 
 int64_t forebay_layers_committed_step(forebay_layers* layers) {
-  if (layers == nullptr) return -1;
+  if (!forebay::capi::IsUsable(layers)) return -1;
   const LayersState::Call call(*layers->state);
   const auto session = layers->state->Session();
   return session.ok() ? (*session)->committed_step() : -1;
 }
 
 int64_t forebay_layers_step(forebay_layers* layers) {
-  if (layers == nullptr) return -1;
+  if (!forebay::capi::IsUsable(layers)) return -1;
   const LayersState::Call call(*layers->state);
   const auto session = layers->state->Session();
   return session.ok() ? (*session)->released_step() : -1;

@@ -1,11 +1,13 @@
 // The types forebay_layers and forebay_lease.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,11 +55,17 @@ class LayersState {
   // For one call: others wait. Leases that ended meanwhile are given back first.
   class Call {
    public:
-    explicit Call(LayersState& state) : lock_(state.mutex_), ranks_(state.LockRanks()) {
+    explicit Call(LayersState& state)
+        : state_(state), lock_(state.mutex_), ranks_(state.LockRanks()) {
+      state.caller_ = std::this_thread::get_id();
       state.EndReleased();
     }
+    ~Call() { state_.caller_ = std::thread::id(); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
 
    private:
+    LayersState& state_;
     std::lock_guard<std::mutex> lock_;
     std::unique_lock<std::mutex> ranks_;
   };
@@ -120,6 +128,7 @@ class LayersState {
   };
 
   std::mutex mutex_;
+  std::atomic<std::thread::id> caller_;  // whose Call has the mutex
   std::mutex released_mutex_;
   // In this order, so that each is destroyed before what it uses.
   const std::shared_ptr<RanksState> ranks_;
@@ -160,11 +169,11 @@ class SharedLease {
 
 }  // namespace forebay::capi
 
-struct forebay_layers {
+struct forebay_layers : forebay::capi::Handle {
   std::shared_ptr<forebay::capi::LayersState> state;
 };
 
-struct forebay_lease {
+struct forebay_lease : forebay::capi::Handle {
   std::shared_ptr<forebay::capi::SharedLease> shared;
 };
 

@@ -36,6 +36,8 @@ void LayersState::Release(WeightsLease lease, Event* done) {
     const std::lock_guard lock(released_mutex_);
     released_.push_back({std::move(lease), done});
   }
+  // In a call of this thread, which has the mutex: before the next one.
+  if (caller_ == std::this_thread::get_id()) return;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (lock.owns_lock()) EndReleased();
 }

@@ -68,7 +68,7 @@ absl::StatusOr<forebay_ranks*> Connect(const forebay_ranks_options* given) {
   auto state = std::make_shared<RanksState>();
   FOREBAY_ASSIGN_OR_RETURN(state->communicator, ConnectRanks(launch, communicator));
   state->local_rank = launch.local_rank;
-  return new forebay_ranks{std::move(state)};
+  return new forebay_ranks{{}, std::move(state)};
 }
 
 // body(communicator) as one call on ranks.
@@ -97,6 +97,8 @@ absl::StatusOr<std::span<const int64_t>> PartsOf(const Communicator& communicato
 }  // namespace
 }  // namespace forebay::capi
 
+using forebay::capi::IsUsable;
+
 extern "C" {
 
 int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_ranks** ranks,
@@ -109,19 +111,19 @@ int32_t forebay_ranks_connect(const forebay_ranks_options* options, forebay_rank
 }
 
 void forebay_ranks_destroy(forebay_ranks* ranks) {
-  delete ranks;
+  forebay::capi::Destroy(ranks);
 }
 
 int32_t forebay_ranks_rank(const forebay_ranks* ranks) {
-  return ranks == nullptr ? -1 : ranks->state->communicator->rank();
+  return IsUsable(ranks) ? ranks->state->communicator->rank() : -1;
 }
 
 int32_t forebay_ranks_size(const forebay_ranks* ranks) {
-  return ranks == nullptr ? -1 : ranks->state->communicator->size();
+  return IsUsable(ranks) ? ranks->state->communicator->size() : -1;
 }
 
 int32_t forebay_ranks_local_rank(const forebay_ranks* ranks) {
-  return ranks == nullptr ? -1 : ranks->state->local_rank;
+  return IsUsable(ranks) ? ranks->state->local_rank : -1;
 }
 
 int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message) {
@@ -132,7 +134,7 @@ int32_t forebay_ranks_warning(forebay_ranks* ranks, char** text, char** message)
 }
 
 void forebay_ranks_abort(forebay_ranks* ranks) {
-  if (ranks == nullptr) return;
+  if (!IsUsable(ranks)) return;
   // Without the mutex, which a call that waits for another rank holds.
   ranks->state->communicator->Abort(forebay::InterruptedError("it was told to stop"));
 }

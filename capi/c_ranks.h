@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "forebay/capi/c.h"
+#include "forebay/capi/c_status.h"
 #include "forebay/collective/communicator.h"
 
 namespace forebay::capi {
@@ -18,6 +19,6 @@ struct RanksState {
 
 }  // namespace forebay::capi
 
-struct forebay_ranks {
+struct forebay_ranks : forebay::capi::Handle {
   std::shared_ptr<forebay::capi::RanksState> state;
 };

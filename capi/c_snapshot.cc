@@ -8,7 +8,7 @@
 #include "forebay/capi/c_store.h"
 #include "forebay/swap/store/store_snapshot.h"
 
-struct forebay_snapshot {
+struct forebay_snapshot : forebay::capi::Handle {
   std::shared_ptr<forebay::capi::LayersState> layers;  // whose store outlives the snapshot
   std::mutex mutex;
   std::unique_ptr<forebay::StoreSnapshot> store;
@@ -77,11 +77,11 @@ int32_t forebay_snapshot_create(forebay_layers* layers, forebay_snapshot** snaps
 }
 
 void forebay_snapshot_destroy(forebay_snapshot* snapshot) {
-  delete snapshot;
+  forebay::capi::Destroy(snapshot);
 }
 
 int64_t forebay_snapshot_step(const forebay_snapshot* snapshot) {
-  return snapshot == nullptr ? -1 : snapshot->store->step();
+  return forebay::capi::IsUsable(snapshot) ? snapshot->store->step() : -1;
 }
 
 int32_t forebay_snapshot_read(forebay_snapshot* snapshot, int32_t tensor, int32_t plane,

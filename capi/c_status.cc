@@ -15,6 +15,14 @@ char* CopyText(std::string_view text) {
   return copy;
 }
 
+absl::Status Handle::Check(std::string_view name) const {
+  if (IsUsable()) return absl::OkStatus();
+  return UsageError(
+      fmt::format("{}: process {} made this object, and process {} is a fork of it, which has none "
+                  "of its threads. Use it there, or make another one here, in other folders",
+                  name, process_, ::getpid()));
+}
+
 int32_t CodeOf(const absl::Status& status, char** message) {
   if (status.ok()) return FOREBAY_OK;
   if (message != nullptr) *message = CopyText(MessageOf(status));

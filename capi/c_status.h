@@ -1,6 +1,9 @@
 // From absl::Status to the codes and messages of c.h, and options of any version to ours.
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -10,6 +13,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,9 +43,35 @@ int32_t Run(char** message, const Call& call) {
   }
 }
 
-inline absl::Status CheckPointer(const void* pointer, std::string_view name) {
-  if (pointer != nullptr) return absl::OkStatus();
-  return UsageError(fmt::format("{} is NULL", name));
+// What every object of c.h with threads or locks begins with: the process that made it. A fork has
+// none of its threads, and its locks as they happened to be. So there every call on it is an error,
+// and what would end it leaves it alone.
+class Handle {
+ public:
+  bool IsUsable() const { return process_ == ::getpid(); }
+  // UsageError: this process is a fork of that which made the object.
+  absl::Status Check(std::string_view name) const;
+
+ private:
+  const pid_t process_ = ::getpid();
+};
+
+template <typename Object>
+absl::Status CheckPointer(const Object* pointer, std::string_view name) {
+  if (pointer == nullptr) return UsageError(fmt::format("{} is NULL", name));
+  if constexpr (std::is_base_of_v<Handle, Object>) return pointer->Check(name);
+  return absl::OkStatus();
+}
+
+// Whether a call without a message may use the object.
+inline bool IsUsable(const Handle* handle) {
+  return handle != nullptr && handle->IsUsable();
+}
+
+// A `_destroy`.
+template <typename Object>
+void Destroy(Object* object) {
+  if (IsUsable(object)) delete object;
 }
 
 // UsageError: it is none.

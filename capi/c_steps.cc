@@ -14,7 +14,7 @@ absl::Status Acquire(LayersState& state, const std::shared_ptr<LayersState>& sha
                      forebay_lease** lease) {
   FOREBAY_RETURN_IF_ERROR(CheckPointer(lease, "lease"));
   FOREBAY_ASSIGN_OR_RETURN(DeviceLeases::Lent lent, state.Acquire(layer));
-  *lease = new forebay_lease{std::make_shared<SharedLease>(shared, std::move(lent))};
+  *lease = new forebay_lease{{}, std::make_shared<SharedLease>(shared, std::move(lent))};
   return absl::OkStatus();
 }
 
@@ -95,13 +95,13 @@ int32_t forebay_layers_acquire(forebay_layers* layers, int32_t layer, forebay_le
 }
 
 const void* forebay_lease_data(const forebay_lease* lease, int32_t tensor) {
-  if (lease == nullptr) return nullptr;
+  if (!forebay::capi::IsUsable(lease)) return nullptr;
   const forebay::TensorSpec* const spec = lease->shared->Find(tensor);
   return spec == nullptr ? nullptr : lease->shared->DataOf(*spec);
 }
 
 const void* forebay_lease_bytes(const forebay_lease* lease, size_t* num_bytes) {
-  if (lease == nullptr) return nullptr;
+  if (!forebay::capi::IsUsable(lease)) return nullptr;
   const auto bytes = lease->shared->lease().weights().data;
   if (num_bytes != nullptr) *num_bytes = bytes.size();
   return bytes.data();
@@ -115,11 +115,11 @@ int32_t forebay_lease_ready(forebay_lease* lease, void* stream, char** message) 
 }
 
 void forebay_lease_release(forebay_lease* lease) {
-  delete lease;
+  forebay::capi::Destroy(lease);
 }
 
 void* forebay_lease_dlpack(forebay_lease* lease, int32_t tensor) {
-  if (lease == nullptr) return nullptr;
+  if (!forebay::capi::IsUsable(lease)) return nullptr;
   try {
     return forebay::capi::NewLeasedTensor(lease->shared, tensor);
   } catch (const std::bad_alloc&) {

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/capi/c_status.h"
 
 namespace forebay::capi {
@@ -14,7 +15,7 @@ absl::StatusOr<std::vector<std::string>> FoldersOf(const char* const* folders, s
     FOREBAY_RETURN_IF_ERROR(CheckPointer(folders[i], "a folder"));
     paths.emplace_back(folders[i]);
   }
-  return paths;
+  return AbsolutePaths(paths);
 }
 
 absl::StatusOr<EngineKind> EngineOf(int32_t engine) {

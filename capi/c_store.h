@@ -15,7 +15,7 @@
 
 namespace forebay::capi {
 
-// UsageError: one of them is NULL.
+// From the root on, whatever the current folder becomes. UsageError: one of them is NULL or empty.
 absl::StatusOr<std::vector<std::string>> FoldersOf(const char* const* folders, size_t num_folders);
 // UsageError: it is none of c.h's.
 absl::StatusOr<EngineKind> EngineOf(int32_t engine);

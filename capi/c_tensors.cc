@@ -16,13 +16,13 @@
 #include "forebay/capi/c_store.h"
 #include "forebay/swap/session/tensor_session.h"
 
-struct forebay_tensors {
+struct forebay_tensors : forebay::capi::Handle {
   forebay::OpenedEngine engine;  // in this order: it outlives the session
   std::unique_ptr<forebay::TensorSession> session;
 };
 
 // Shared with DLPack tensors, which keep the values of a lease that is read.
-struct forebay_tensor_lease {
+struct forebay_tensor_lease : forebay::capi::Handle {
   std::shared_ptr<forebay::TensorLease> shared;
   bool is_written = false;
 };
@@ -150,7 +150,7 @@ absl::Status Acquire(TensorSession& session, std::span<const forebay_lease_reque
   std::vector<std::unique_ptr<forebay_tensor_lease>> made;
   for (const LeaseRequest& request : wanted) {
     made.push_back(std::make_unique<forebay_tensor_lease>(forebay_tensor_lease{
-        std::make_shared<TensorLease>(), request.access != LeaseAccess::kRead}));
+        {}, std::make_shared<TensorLease>(), request.access != LeaseAccess::kRead}));
   }
   FOREBAY_RETURN_IF_ERROR(session.AcquireAll(wanted, given));
   for (size_t i = 0; i < made.size(); ++i) {
@@ -265,7 +265,7 @@ int32_t forebay_tensors_open(const forebay_tensors_options* options, forebay_ten
 }
 
 void forebay_tensors_destroy(forebay_tensors* tensors) {
-  delete tensors;
+  forebay::capi::Destroy(tensors);
 }
 
 int32_t forebay_tensors_inventory_json(forebay_tensors* tensors, char** json, char** message) {
@@ -296,14 +296,14 @@ int32_t forebay_tensors_expect(forebay_tensors* tensors, int32_t tensor, int32_t
 }
 
 void* forebay_tensor_lease_data(const forebay_tensor_lease* lease, size_t* num_bytes) {
-  if (lease == nullptr) return nullptr;
+  if (!forebay::capi::IsUsable(lease)) return nullptr;
   const auto bytes = forebay::capi::BytesOf(*lease->shared);
   if (num_bytes != nullptr) *num_bytes = bytes.size();
   return const_cast<std::byte*>(bytes.data());
 }
 
 void* forebay_tensor_lease_dlpack(forebay_tensor_lease* lease) {
-  if (lease == nullptr) return nullptr;
+  if (!forebay::capi::IsUsable(lease)) return nullptr;
   try {
     return forebay::capi::NewTensorOf(*lease);
   } catch (const std::bad_alloc&) {
@@ -312,12 +312,15 @@ void* forebay_tensor_lease_dlpack(forebay_tensor_lease* lease) {
 }
 
 int32_t forebay_tensor_lease_release(forebay_tensor_lease* lease, char** message) {
-  return Run(message,
-             [&] { return lease == nullptr ? absl::OkStatus() : forebay::capi::Release(lease); });
+  return Run(message, [&]() -> absl::Status {
+    if (lease == nullptr) return absl::OkStatus();
+    FOREBAY_RETURN_IF_ERROR(CheckPointer(lease, "lease"));
+    return forebay::capi::Release(lease);
+  });
 }
 
 void forebay_tensor_lease_discard(forebay_tensor_lease* lease) {
-  delete lease;
+  forebay::capi::Destroy(lease);
 }
 
 int32_t forebay_tensors_commit(forebay_tensors* tensors, int64_t step, const char* user,
@@ -333,7 +336,7 @@ int32_t forebay_tensors_abort(forebay_tensors* tensors, char** message) {
 }
 
 int64_t forebay_tensors_committed_step(forebay_tensors* tensors) {
-  if (tensors == nullptr) return -1;
+  if (!forebay::capi::IsUsable(tensors)) return -1;
   const auto committed = tensors->session->committed();
   return committed.has_value() ? committed->step : -1;
 }

@@ -79,6 +79,7 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
 absl::Status EmbeddedRun::TakePartOfRank() {
   if (options_.ranks != nullptr && options_.ranks->size() == 1) options_.ranks = nullptr;
   std::vector<std::string>& folders = options_.offload.nvme;
+  FOREBAY_ASSIGN_OR_RETURN(folders, AbsolutePaths(folders));  // which outlive a chdir
   FOREBAY_RETURN_IF_ERROR(CheckStoresAreOf(folders, num_ranks()));
   if (options_.zero_stage < 0 || options_.zero_stage > 3) {
     return UsageError(

@@ -6,12 +6,15 @@ The library lies in this package; a checkout names its own in FOREBAY_LIBRARY.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
+import weakref
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar, Union
 
+from forebay._forks import check_process
+from forebay._given import json_of, real, whole
 from forebay.errors import UsageError, check
 
 ABI_VERSION = 1
@@ -29,14 +32,44 @@ OPTIMIZERS = {"adamw": 0, "adam": 1, "adagrad": 2, "lion": 3, "sgd": 4}
 Buffer = Union[bytes, bytearray, memoryview, "tuple[int, int]", "tuple[int, int, object]", Any]
 
 
-class Group(ctypes.Structure):
+# The numbers that a type holds: ctypes cuts off what is more.
+_LIMITS: dict[Any, tuple[int, int]] = {c_int32: (-2**31, 2**31 - 1), c_int64: (-2**63, 2**63 - 1),
+                                       c_size_t: (0, 2**64 - 1), c_uint64: (0, 2**64 - 1)}
+_FLAGS = frozenset({"nesterov", "frozen", "update_in_backward", "without_m", "without_v", "is_write", "round_weights"})
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    """UsageError: the type does not hold the value."""
+    if kind in _LIMITS:
+        return whole(value, name, *_LIMITS[kind])
+    return real(value, name) if kind is c_double else value
+
+
+def array_of(kind: Any, values: Sequence[Any], name: str) -> Any:
+    """An array of C. UsageError: its type does not hold one of the values."""
+    return (kind * len(values))(*[_checked(kind, value, f"{name}[{number}]") for number, value in enumerate(values)])
+
+
+class Struct(ctypes.Structure):
+    """Its fields by name, or in their order. UsageError: one of them does not hold what is given."""
+
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        kinds = dict(self._fields_)  # type: ignore[arg-type]
+        given = {**dict(zip(kinds, values)), **fields}
+        for name, value in given.items():
+            is_flag = name in _FLAGS and isinstance(value, bool)
+            given[name] = int(value) if is_flag else _checked(kinds.get(name), value, name.rstrip("_"))
+        super().__init__(**given)
+
+
+class Group(Struct):
     """forebay_group."""
 
     _fields_ = [("lr", c_double), ("weight_decay", c_double), ("beta1", c_double), ("beta2", c_double),
                 ("eps", c_double), ("frozen", c_int32), ("reserved", c_int32)]
 
 
-class LayersOptions(ctypes.Structure):
+class LayersOptions(Struct):
     """forebay_layers_options."""
 
     _fields_ = [("struct_size", c_size_t), ("folders", POINTER(c_char_p)), ("num_folders", c_size_t),
@@ -50,14 +83,14 @@ class LayersOptions(ctypes.Structure):
                 ("reduce_bucket_bytes", c_int64)]
 
 
-class RanksOptions(ctypes.Structure):
+class RanksOptions(Struct):
     """forebay_ranks_options."""
 
     _fields_ = [("struct_size", c_size_t), ("timeout_s", c_double), ("size", c_int32), ("rank", c_int32),
                 ("master_address", c_char_p), ("master_port", c_int32), ("reserved", c_int32)]
 
 
-class TensorsOptions(ctypes.Structure):
+class TensorsOptions(Struct):
     """forebay_tensors_options."""
 
     _fields_ = [("struct_size", c_size_t), ("folders", POINTER(c_char_p)), ("num_folders", c_size_t),
@@ -66,26 +99,26 @@ class TensorsOptions(ctypes.Structure):
                 ("engine", c_int32), ("reserved", c_int32), ("tile_elems", c_int64)]
 
 
-class LeaseRequest(ctypes.Structure):
+class LeaseRequest(Struct):
     """forebay_lease_request."""
 
     _fields_ = [("tensor", c_int32), ("plane", c_int32), ("access", c_int32), ("reserved", c_int32)]
 
 
-class StepOptions(ctypes.Structure):
+class StepOptions(Struct):
     """forebay_step_options."""
 
     _fields_ = [("struct_size", c_size_t), ("groups", POINTER(Group)), ("num_groups", c_size_t), ("clip", c_double),
                 ("loss_scale", c_double)]
 
 
-class StepGradientsStruct(ctypes.Structure):
+class StepGradientsStruct(Struct):
     """forebay_step_gradients."""
 
     _fields_ = [("struct_size", c_size_t), ("norm", c_double), ("nonfinite_layer", c_int32), ("reserved", c_int32)]
 
 
-class KernelRun(ctypes.Structure):
+class KernelRun(Struct):
     """forebay_kernel_run."""
 
     _fields_ = [("struct_size", c_size_t), ("optimizer", c_int32), ("nesterov", c_int32), ("weight_dtype", c_int32),
@@ -94,14 +127,14 @@ class KernelRun(ctypes.Structure):
                 ("step", c_int64), ("gradient_scale", c_double), ("round_weights", c_int32), ("moment_dtype", c_int32)]
 
 
-class IoOptions(ctypes.Structure):
+class IoOptions(Struct):
     """forebay_io_options."""
 
     _fields_ = [("struct_size", c_size_t), ("engine", c_int32), ("num_threads", c_int32), ("block_bytes", c_int64),
                 ("max_in_flight_bytes", c_int64)]
 
 
-class IoRequest(ctypes.Structure):
+class IoRequest(Struct):
     """forebay_io_request."""
 
     _fields_ = [("struct_size", c_size_t), ("is_write", c_int32), ("fd", c_int32), ("path", c_char_p),
@@ -258,7 +291,10 @@ version: str = lib.forebay_version().decode()
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Calls a function of _CHECKED, and raises what it reports."""
+    """Calls a function of _CHECKED, and raises what it reports. UsageError: a number is too large for its type."""
+    for kind, value in zip(getattr(function, "argtypes", None) or (), arguments):
+        if kind in _LIMITS:
+            whole(value, f"a number that {function.__name__} is given", *_LIMITS[kind])
     message = c_void_p()
     code = function(*arguments, ctypes.byref(message))
     if code != 0:
@@ -285,11 +321,22 @@ _Self = TypeVar("_Self", bound="Owned")
 
 
 class Owned:
-    """An object of the library. It ends with `close`, with a `with`, or when it is collected."""
+    """An object of the library. It ends with `close`, with a `with`, or when it is collected; in a fork of its process,
+    where every other call is a UsageError, these do nothing."""
 
     _closed: ClassVar[str]  # the error of a use after that
     _handle: c_void_p
+    _process: int  # that made it
     _destroy: Any  # weakref.finalize
+
+    def _end_with(self, function: Any, *arguments: Any) -> None:
+        """How the object ends, in this process."""
+        self._process = os.getpid()
+        self._destroy = weakref.finalize(self, destroy, self._process, function, *arguments)
+
+    def check_process(self) -> None:
+        """UsageError: this is a fork of the process that made the object."""
+        check_process(self._process, f"{type(self).__name__}")
 
     def close(self) -> None:
         """Ends the object. Called again, it does nothing."""
@@ -300,9 +347,11 @@ class Owned:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self.close()
+        if self._process == os.getpid():
+            self.close()
 
     def _use(self) -> c_void_p:
+        self.check_process()
         if not self._destroy.alive:
             raise UsageError(self._closed)
         return self._handle
@@ -358,8 +407,8 @@ class Pinned:
 
 
 def text_of(user: dict[str, Any] | None) -> tuple[bytes, int]:
-    """An object of the caller's as JSON, and its length."""
-    text = json.dumps({} if user is None else user, separators=(",", ":"), ensure_ascii=False).encode()
+    """An object of the caller's as JSON, and its length. UsageError: JSON has no such values."""
+    text = json_of(user)
     return text, len(text)
 
 

@@ -7,11 +7,14 @@ would hold it up. So the main thread hands such calls to a thread and waits for 
 from __future__ import annotations
 
 import _thread
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from forebay._forks import check_process
 
 _MAIN = threading.main_thread().ident
 _LOOKS_EVERY_S = 0.5
@@ -46,20 +49,29 @@ def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
 
 
 class Worker:
-    """The calls of one object. Calls of the main thread run one after another; those of other threads run directly."""
+    """The calls of one object. Calls of the main thread run one after another; those of other threads run directly.
+    In a fork, which has no such thread, all are UsageErrors."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "an object") -> None:
+        """what: the object, for that error."""
+        self._what = what
+        self._process = os.getpid()
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._thread: int | None = None
         self._last: _Task | None = None  # that was abandoned
         self._aside: list[_Task] = []  # abandoned, and not waited for
         self.give_up: Callable[[], None] | None = None  # ends calls that wait for another process
 
+    def check_process(self) -> None:
+        """UsageError: this is a fork of the process that made the object."""
+        check_process(self._process, self._what)
+
     def run(self, function: Callable[..., Any], *arguments: Any,
             on_interrupt: Callable[[], None] | None = None, needs_caller: bool = False) -> Any:
         """A call that may wait. On KeyboardInterrupt, or whatever a signal raises, `on_interrupt` is called, the call
         goes on by itself, and the next one waits for it. needs_caller: it may wait for what the caller does next, so
         the next one does not wait."""
+        self.check_process()
         if _thread.get_ident() != _MAIN:
             return function(*arguments)
         if self._thread is None:
@@ -96,6 +108,7 @@ class Worker:
 
     def wait_for_those_aside(self) -> None:
         """For a while: they end soon where the caller has done its part."""
+        self.check_process()
         end = time.monotonic() + _MOST_WAIT_S
         for task in self._aside:
             if task.done.acquire(timeout=max(0.0, end - time.monotonic())):
@@ -103,10 +116,12 @@ class Worker:
 
     def whole(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A call that does not wait itself, and that a signal is not to cut in two."""
+        self.check_process()
         return function(*arguments) if self._thread is None else self.run(function, *arguments)
 
     def post(self, function: Callable[..., Any], *arguments: Any) -> None:
         """As whole(), of a call that tidies up: behind an abandoned one, and then not waited for."""
+        self.check_process()
         if self._last is None or self._thread is None or _thread.get_ident() != _MAIN:
             self.whole(function, *arguments)
         else:
@@ -114,6 +129,7 @@ class Worker:
 
     def quick(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """A call that does not wait, but for an abandoned one."""
+        self.check_process()
         last = self._last
         if last is None:
             return function(*arguments)

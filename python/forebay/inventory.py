@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from typing import NamedTuple
 
-from forebay._library import call, lib
+from forebay import _given
+from forebay._library import array_of, call, lib
 
 
 class Tensor(NamedTuple):
@@ -49,21 +50,21 @@ class Inventory:
 
     def add(self, name: str, shape: Sequence[int], group: int = 0) -> int:
         """Adds a tensor of group `group` (an index into the groups of a step). Returns its number."""
-        text, index = name.encode(), c_int32()
-        sizes = (c_int64 * len(shape))(*shape)
+        text, index = _given.utf8(name, "a name"), c_int32()
+        sizes = array_of(c_int64, list(shape), f"the shape of {name}")
         call(lib.forebay_inventory_add, self._handle, text, len(text), sizes, len(shape), group, ctypes.byref(index))
         self.tensors.append(Tensor(name, tuple(shape), group, len(self.layers) - 1, False))
         return index.value
 
     def add_raw(self, name: str, num_bytes: int) -> int:
         """Adds a raw tensor. Returns its number."""
-        text, index = name.encode(), c_int32()
+        text, index = _given.utf8(name, "a name"), c_int32()
         call(lib.forebay_inventory_add_raw, self._handle, text, len(text), num_bytes, ctypes.byref(index))
         self.tensors.append(Tensor(name, (num_bytes,), 0, len(self.layers) - 1, True))
         return index.value
 
     def _begin(self, function: object, name: str) -> int:
-        text = name.encode()
+        text = _given.utf8(name, "a name")
         call(function, self._handle, text, len(text))
         self.layers.append(name)
         return len(self.layers) - 1

@@ -12,10 +12,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import weakref
 from ctypes import c_int64, c_uint64, c_void_p
 from typing import Any, ClassVar, Union
 
+from forebay._given import whole
 from forebay._library import (
     Buffer,
     IoOptions,
@@ -23,7 +23,6 @@ from forebay._library import (
     Owned,
     Pinned,
     call,
-    destroy,
     index_of,
     lib,
     take_text,
@@ -59,16 +58,9 @@ class DiskEngine(Owned):
         handle = c_void_p()
         call(lib.forebay_io_create, ctypes.byref(options), ctypes.byref(handle))
         self._handle = handle
-        self._process = os.getpid()
-        self._worker = Worker()
+        self._worker = Worker("DiskEngine")
         self._kept: dict[int, Pinned] = {}  # the memory of requests, by ticket
-        self._destroy = weakref.finalize(self, _end, self._process, self._worker, handle, self._kept)
-
-    def _use(self) -> c_void_p:
-        if os.getpid() != self._process:
-            raise UsageError("forebay: a DiskEngine cannot be used in a forked process, which has none of its threads. "
-                             "Make another there.")
-        return super()._use()
+        self._end_with(_end, self._worker, handle, self._kept)
 
     def read(self, file: File, data: Buffer, offset_bytes: int = 0) -> int:
         """Starts to read as many bytes as `data` has, from `offset_bytes` on; a ticket for `wait`. `data` is kept until
@@ -81,10 +73,11 @@ class DiskEngine(Owned):
         return self._submit(file, Pinned(data), offset_bytes, True)
 
     def _submit(self, file: File, data: Pinned, offset_bytes: int, is_write: bool) -> int:
-        path = None if isinstance(file, int) else os.fsencode(file)
-        request = IoRequest(struct_size=ctypes.sizeof(IoRequest), is_write=is_write,
-                            fd=file if isinstance(file, int) else -1, path=path, path_length=len(path or b""),
-                            offset_bytes=offset_bytes, data=data.address, num_bytes=data.num_bytes)
+        path = os.fsencode(file) if isinstance(file, (str, bytes, os.PathLike)) else None
+        number = -1 if path is not None else whole(file, "file", 0, 2**31 - 1)
+        request = IoRequest(struct_size=ctypes.sizeof(IoRequest), is_write=is_write, fd=number, path=path,
+                            path_length=len(path or b""), offset_bytes=offset_bytes, data=data.address,
+                            num_bytes=data.num_bytes)
         ticket = c_uint64()
         call(lib.forebay_io_submit, self._use(), ctypes.byref(request), ctypes.byref(ticket))
         self._kept[ticket.value] = data
@@ -129,10 +122,9 @@ class DiskEngine(Owned):
         return stats
 
 
-def _end(process: int, worker: Worker, handle: c_void_p, kept: dict[int, Pinned]) -> None:
-    if process == os.getpid():
-        worker.close(lib.forebay_io_destroy, handle)
-        kept.clear()
+def _end(worker: Worker, handle: c_void_p, kept: dict[int, Pinned]) -> None:
+    worker.close(lib.forebay_io_destroy, handle)
+    kept.clear()
 
 
 class LockedMemory(Owned):
@@ -143,16 +135,13 @@ class LockedMemory(Owned):
 
     def __init__(self) -> None:
         self._handle = c_void_p(lib.forebay_memory_create())
-        self._process = os.getpid()
-        self._destroy = weakref.finalize(self, destroy, self._process, lib.forebay_memory_destroy, self._handle)
+        self._end_with(lib.forebay_memory_destroy, self._handle)
 
     def allocate(self, num_bytes: int) -> int:
         """The address of a block of zeros, which stays until `free`. UsageError: below 0 bytes.
         OutOfMemoryError."""
-        if num_bytes < 0:
-            raise UsageError(f"forebay: a block of {num_bytes} bytes. Ask for 0 or more.")
         data = c_void_p()
-        call(lib.forebay_memory_allocate, self._use(), num_bytes, ctypes.byref(data))
+        call(lib.forebay_memory_allocate, self._use(), whole(num_bytes, "num_bytes", 0, 2**63 - 1), ctypes.byref(data))
         return data.value or 0
 
     def view(self, address: int, num_bytes: int) -> memoryview:
@@ -167,7 +156,8 @@ class LockedMemory(Owned):
 
     def contains(self, address: int, num_bytes: int) -> bool:
         """Whether all of the range lies in one block."""
-        return self._is_mine() and bool(lib.forebay_memory_contains(self._use(), address, num_bytes))
+        size = whole(num_bytes, "num_bytes", 0, 2**63 - 1)
+        return self._is_mine() and bool(lib.forebay_memory_contains(self._use(), address, size))
 
     def note(self) -> str:
         """Why a block is not locked, and what to do; "" where all are."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import weakref
 from collections.abc import Sequence
 from ctypes import c_double, c_void_p
 from typing import ClassVar
 
 from forebay import _library
-from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Owned, Pinned, call, destroy, lib
+from forebay._library import DTYPE_BYTES, DTYPES, Buffer, Group, KernelRun, Owned, Pinned, call, lib
 from forebay.errors import UsageError
 
 
@@ -31,6 +29,8 @@ class Run:
         self._pinned: list[Pinned] = []
         first = Pinned(weights, writable=True)
         self._pinned.append(first)
+        weight = _library.index_of(DTYPES, weight_dtype, "weight_dtype")
+        of_gradient = _library.index_of(DTYPES, gradient_dtype, "gradient_dtype")
         size = DTYPE_BYTES[weight_dtype]
         moment = _library.index_of(DTYPES, moment_dtype, "moment_dtype")
         num_elems = first.num_bytes // size
@@ -50,7 +50,7 @@ class Run:
         self.struct = KernelRun(
             struct_size=ctypes.sizeof(KernelRun),
             optimizer=_library.index_of(_library.OPTIMIZERS, optimizer, "optimizer"), nesterov=nesterov,
-            weight_dtype=DTYPES[weight_dtype], gradient_dtype=DTYPES[gradient_dtype], num_elems=num_elems,
+            weight_dtype=weight, gradient_dtype=of_gradient, num_elems=num_elems,
             weights=first.address, remainder=address("remainder", remainder, 2), master=address("master", master, 4),
             m=address("m", m, DTYPE_BYTES[moment_dtype]), v=address("v", v, DTYPE_BYTES[moment_dtype]),
             gradient=address("gradient", gradient, DTYPE_BYTES[gradient_dtype], False), group=group, step=step,
@@ -70,7 +70,7 @@ class Kernels(Owned):
         handle = c_void_p()
         call(lib.forebay_kernels_create, num_threads, ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_kernels_destroy, handle)
+        self._end_with(lib.forebay_kernels_destroy, handle)
 
     def update(self, runs: Sequence[Run]) -> None:
         """Updates all `runs`: the same bits as `Layers.update`, whatever the number of threads."""
@@ -99,7 +99,8 @@ class Kernels(Owned):
     def sum_of_squares(self, dtype: str, gradient: Buffer) -> float:
         """Sums the squares of `gradient` ([num_elems] of `dtype`) in fp64: NaN or infinite where an element is."""
         total = c_double()
+        number = _library.index_of(DTYPES, dtype, "dtype")
         with Pinned(gradient) as pinned:
-            call(lib.forebay_kernels_sum_of_squares, self._use(), DTYPES[dtype], pinned.address,
+            call(lib.forebay_kernels_sum_of_squares, self._use(), number, pinned.address,
                  pinned.num_bytes // DTYPE_BYTES[dtype], ctypes.byref(total))
         return total.value

@@ -7,12 +7,13 @@ import json
 import os
 import re
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
-from typing import Any, ClassVar, NamedTuple, Union
+from typing import Any, ClassVar, NamedTuple
 
 from forebay._forks import gives_up_locks
+from forebay._given import Path, whole
+from forebay._given import folders as folders_of
 from forebay._library import (
     DTYPES,
     DURABILITIES,
@@ -27,8 +28,8 @@ from forebay._library import (
     Pinned,
     StepGradientsStruct,
     StepOptions,
+    array_of,
     call,
-    destroy,
     index_of,
     lib,
     take_text,
@@ -44,7 +45,6 @@ _TIERS = {"auto": 0, "ram": 1, "nvme": 2}
 _PASSES = {"forward_backward": 0, "update_only": 1}
 _STATE = {name: PLANES[name] for name in ("master", "m", "v")}
 
-Path = Union[str, "os.PathLike[str]"]
 User = dict[str, Any]
 DeviceMemory = tuple[int, int, object]
 
@@ -108,7 +108,7 @@ class Layers(Owned):
                  num_window_layers: int = 0, update_in_backward: bool = False, tile_elems: int = 0, device: str = "cpu",
                  ranks: Ranks | None = None, zero_stage: int = 0, reduce_bucket_bytes: int = 0,
                  reduce_dtype: str = "f32", _worker: Worker | None = None) -> None:
-        paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+        paths = folders_of(folders, "folders")
         if folder_weights is not None and len(folder_weights) != len(paths):
             raise UsageError(f"forebay: {len(folder_weights)} folder_weights for {len(paths)} folders. Give one each.")
         self.weight_dtype = weight_dtype
@@ -116,8 +116,8 @@ class Layers(Owned):
         self.tensors = list(inventory.tensors)
         options = LayersOptions(
             struct_size=ctypes.sizeof(LayersOptions),
-            folders=(c_char_p * len(paths))(*[os.fsencode(path) for path in paths]), num_folders=len(paths),
-            folder_weights=None if folder_weights is None else (c_double * len(paths))(*folder_weights),
+            folders=(c_char_p * len(paths))(*map(os.fsencode, paths)), num_folders=len(paths),
+            folder_weights=None if folder_weights is None else array_of(c_double, folder_weights, "folder_weights"),
             ram_bytes=ram_bytes, weight_dtype=index_of(DTYPES, weight_dtype, "weight_dtype"),
             gradient_dtype=index_of(DTYPES, gradient_dtype, "gradient_dtype"),
             optimizer=index_of(OPTIMIZERS, optimizer, "optimizer"), nesterov=nesterov, momentum=momentum,
@@ -128,18 +128,18 @@ class Layers(Owned):
             engine=index_of(ENGINES, engine, "engine"), num_threads=num_threads,
             pass_=index_of(_PASSES, pass_, "pass_"), num_open_layers=num_open_layers,
             num_window_layers=num_window_layers, update_in_backward=update_in_backward, tile_elems=tile_elems,
-            device=self._cuda is not None, device_index=self._cuda or 0,
+            device=int(self._cuda is not None), device_index=self._cuda or 0,
             ranks=None if ranks is None else ranks._use(), zero_stage=zero_stage,
             reduce_bucket_bytes=reduce_bucket_bytes, reduce_dtype=index_of(DTYPES, reduce_dtype, "reduce_dtype"))
         handle = c_void_p()
-        self._worker = Worker() if _worker is None else _worker  # the thread of an object around this one
+        self._worker = Worker("Layers") if _worker is None else _worker  # the thread of an object around this one
         if ranks is not None:
             self._worker.give_up = ranks._give_up
         self._worker.run(call, lib.forebay_layers_new, ctypes.byref(options), inventory._handle, ctypes.byref(handle))
         self._handle = handle
         self._lock = threading.Lock()  # stop() comes while a call is under way, and not while the object ends
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, self._lock, handle)
-        gives_up_locks(self, paths if ranks is None else [ranks.folder_in(os.fspath(path)) for path in paths])
+        self._end_with(self._worker.close, _end, self._lock, handle)
+        gives_up_locks(self, paths if ranks is None else [ranks.folder_in(path) for path in paths])
 
     # Whether the object is open is looked at when a call is made, which may be behind others.
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -206,7 +206,7 @@ class Layers(Owned):
         and with its `user`. It may have been made by any number of ranks, with any zero_stage, and stays as it is. Raw
         tensors are those of the same rank, or of the first. BadInputError: there is no store. CorruptError: its parts
         do not belong together. UsageError: it has other tensors, types or moments."""
-        paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+        paths = folders_of(folders, "folders")
         self._wait_or_stop(lib.forebay_layers_create_from, (c_char_p * len(paths))(*map(os.fsencode, paths)),
                            len(paths))
 
@@ -221,7 +221,7 @@ class Layers(Owned):
     def expect(self, order: Iterable[int]) -> None:
         """Announces the layers that will be acquired next, in order, behind those already announced."""
         layers = list(order)
-        self._wait(lib.forebay_layers_expect, (c_int32 * len(layers))(*layers), len(layers))
+        self._wait(lib.forebay_layers_expect, array_of(c_int32, layers, "order"), len(layers))
 
     def cancel_expected(self) -> None:
         """Forgets what was announced and not acquired."""
@@ -274,7 +274,8 @@ class Layers(Owned):
         """
         pinned = Pinned(gradient)
         self._worker.run(self._call_with, pinned, lib.forebay_layers_add_device_gradient, tensor,
-                         index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes, stream)
+                         index_of(DTYPES, dtype, "dtype"), pinned.address, pinned.num_bytes,
+                         whole(stream, "stream", 0, 2**64 - 1))
 
     def close_layer(self, layer: int) -> None:
         """No more gradients of this layer come in this step."""
@@ -290,11 +291,11 @@ class Layers(Owned):
     def update(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """Makes the step real. user: of at most 3 KiB as JSON, which its commit carries. commit_now: returns when it is
         durable. UsageError, and nothing changed: a gradient is not finite."""
-        self._wait(lib.forebay_layers_update, *text_of(user), commit_now)
+        self._wait(lib.forebay_layers_update, *text_of(user), int(bool(commit_now)))
 
     def skip(self, user: User | None = None, *, commit_now: bool = False) -> None:
         """The step counts, and changes no weights."""
-        self._wait(lib.forebay_layers_skip, *text_of(user), commit_now)
+        self._wait(lib.forebay_layers_skip, *text_of(user), int(bool(commit_now)))
 
     def abandon(self) -> None:
         """The step never was. Also after an error, and for a step that has not begun."""
@@ -365,6 +366,7 @@ class Layers(Owned):
 
     def stop(self) -> None:
         """Has `create`, `fill` and `open` end soon with StoppedError. Waits for nothing; from any thread."""
+        self.check_process()
         with self._lock:
             if self._destroy.alive:
                 lib.forebay_layers_stop(self._handle)
@@ -377,7 +379,7 @@ class Snapshot(Owned):
 
     def __init__(self, handle: c_void_p) -> None:
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_snapshot_destroy, handle)
+        self._end_with(lib.forebay_snapshot_destroy, handle)
 
     @property
     def step(self) -> int:

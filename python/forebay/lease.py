@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import weakref
 from collections.abc import Callable
 from ctypes import c_size_t, c_void_p
 from typing import Any, ClassVar
 
-from forebay._library import DTYPE_BYTES, Owned, call, destroy, lib
+from forebay import _given
+from forebay._library import DTYPE_BYTES, Owned, call, lib
 from forebay._worker import Worker
 from forebay.errors import UsageError
 from forebay.inventory import Tensor
@@ -96,7 +95,7 @@ class Lease(Owned):
         self._handle = handle
         self._tensors = tensors
         self._worker = worker
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_lease_release, handle)
+        self._end_with(lib.forebay_lease_release, handle)
 
     def release(self) -> None:
         """Ends the lease; from any thread. Called again, it does nothing."""
@@ -114,7 +113,7 @@ class Lease(Owned):
 
         UsageError: the tensor is not of this layer.
         """
-        address = lib.forebay_lease_data(self._use(), tensor)
+        address = lib.forebay_lease_data(self._use(), _given.whole(tensor, "tensor", 0, 2**31 - 1))
         if not address:
             raise UsageError(f"forebay: tensor {tensor} is not of layer {self.layer}.")
         return int(address)
@@ -139,7 +138,7 @@ class Lease(Owned):
 
         EnvironmentProblem: the device failed.
         """
-        call(lib.forebay_lease_ready, self._use(), stream)
+        call(lib.forebay_lease_ready, self._use(), _given.whole(stream, "stream", 0, 2**64 - 1))
 
     @property
     def num_bytes(self) -> int:

@@ -7,12 +7,12 @@ import ctypes
 import functools
 import os
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from typing import ClassVar, TypeVar
 
-from forebay._library import Buffer, Owned, Pinned, RanksOptions, call, destroy, lib, take_text
+from forebay._given import utf8
+from forebay._library import Buffer, Owned, Pinned, RanksOptions, array_of, call, lib, take_text
 from forebay._worker import Worker
 from forebay.errors import StorageError, UsageError
 
@@ -37,16 +37,16 @@ class Ranks(Owned):
 
     def __init__(self, *, timeout_s: float = 0.0, size: int = 0, rank: int = 0, master_address: str | None = None,
                  master_port: int = 0) -> None:
+        address = None if master_address is None else utf8(master_address, "master_address")
         options = RanksOptions(struct_size=ctypes.sizeof(RanksOptions), timeout_s=timeout_s, size=size, rank=rank,
-                               master_address=None if master_address is None else master_address.encode(),
-                               master_port=master_port)
+                               master_address=address, master_port=master_port)
         handle = c_void_p()
-        self._worker = Worker()
+        self._worker = Worker("Ranks")
         self._worker.run(call, lib.forebay_ranks_connect, ctypes.byref(options), ctypes.byref(handle))
         self._handle = handle
         # It has the handle alone, which is none once it has ended: layers have it too.
         self._worker.give_up = self._give_up = functools.partial(_abort, handle)
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, _end, handle)
+        self._end_with(self._worker.close, _end, handle)
         self.rank: int = lib.forebay_ranks_rank(handle)
         self.size: int = lib.forebay_ranks_size(handle)
         self.local_rank: int = lib.forebay_ranks_local_rank(handle)
@@ -119,7 +119,7 @@ class Ranks(Owned):
         return list(offsets)
 
     def _in_parts(self, function: Callable[..., int], pinned: Pinned, offsets: list[int]) -> None:
-        call(function, self._use(), pinned.address, (c_int64 * len(offsets))(*offsets))
+        call(function, self._use(), pinned.address, array_of(c_int64, offsets, "offsets"))
 
     def broadcast(self, data: Buffer, root: int = 0) -> None:
         """data: contiguous, as many bytes on each rank: they become those of rank `root`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import weakref
 from collections.abc import Sequence
 from ctypes import c_char_p, c_size_t, c_void_p
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from forebay._forks import gives_up_locks
+from forebay._given import Path
+from forebay._given import folders as folders_of
 from forebay._library import (
     DTYPES,
     DURABILITIES,
@@ -23,7 +24,6 @@ from forebay._library import (
     Pinned,
     TensorsOptions,
     call,
-    destroy,
     index_of,
     lib,
     take_text,
@@ -36,7 +36,6 @@ from forebay.lease import capsule_of
 
 _ACCESSES = {"read": 0, "write": 1, "overwrite": 2}
 
-Path = Union[str, "os.PathLike[str]"]
 User = dict[str, Any]
 
 
@@ -58,24 +57,23 @@ class Tensors(Owned):
     def __init__(self, folders: Path | Sequence[Path], inventory: Inventory | None = None, *, ram_bytes: int = 0,
                  lease_bytes: int = 0, wait_limit_s: float = 0.0, weight_dtype: str = "bf16", without_m: bool = False,
                  without_v: bool = False, durability: str = "auto", engine: str = "auto", tile_elems: int = 0) -> None:
-        paths = [folders] if isinstance(folders, (str, os.PathLike)) else list(folders)
+        paths = folders_of(folders, "folders")
         options = TensorsOptions(
             struct_size=ctypes.sizeof(TensorsOptions),
-            folders=(c_char_p * len(paths))(*[os.fsencode(path) for path in paths]), num_folders=len(paths),
+            folders=(c_char_p * len(paths))(*map(os.fsencode, paths)), num_folders=len(paths),
             ram_bytes=ram_bytes, lease_bytes=lease_bytes, wait_limit_s=wait_limit_s,
             weight_dtype=index_of(DTYPES, weight_dtype, "weight_dtype"), without_m=without_m, without_v=without_v,
             durability=index_of(DURABILITIES, durability, "durability"), engine=index_of(ENGINES, engine, "engine"),
             tile_elems=tile_elems)
         handle = c_void_p()
-        self._worker = Worker()
+        self._worker = Worker("Tensors")
         if inventory is None:
             self._worker.run(call, lib.forebay_tensors_open, ctypes.byref(options), ctypes.byref(handle))
         else:
             self._worker.run(call, lib.forebay_tensors_create, ctypes.byref(options), inventory._handle,
                              ctypes.byref(handle))
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), self._worker.close, lib.forebay_tensors_destroy,
-                                         handle)
+        self._end_with(self._worker.close, lib.forebay_tensors_destroy, handle)
         gives_up_locks(self, paths)
         self.tensors = [Tensor(entry["name"], tuple(entry["shape"]), 0, entry["layer"], entry["raw"])
                         for entry in self._json(lib.forebay_tensors_inventory_json)]
@@ -165,7 +163,7 @@ class TensorLease(Owned):
         self._is_written = is_written
         self._worker = worker
         self._handle = handle
-        self._destroy = weakref.finalize(self, destroy, os.getpid(), lib.forebay_tensor_lease_discard, handle)
+        self._end_with(lib.forebay_tensor_lease_discard, handle)
 
     def memory(self) -> memoryview:
         """The values as bytes, row-major, until the release."""

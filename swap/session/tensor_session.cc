@@ -9,6 +9,7 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/file.h"
 #include "forebay/base/format.h"
 #include "forebay/base/process/start_thread.h"
 #include "forebay/swap/session/session_options.h"
@@ -97,11 +98,13 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Create(
     const SessionOptions& options, const StoreOptions& store_options, const Inventory& inventory,
     Engine* engine) {
   FOREBAY_RETURN_IF_ERROR(CheckStoreOptions(store_options, inventory));
+  StoreOptions absolute = store_options;
+  FOREBAY_ASSIGN_OR_RETURN(absolute.directories, AbsolutePaths(store_options.directories));
   const TileMap tiles(inventory, store_options.layout, store_options.tile_elems, {1},
                       store_options.moment_set);
   FOREBAY_RETURN_IF_ERROR(Divide(options, inventory, tiles).status());
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           TensorStore::Create(store_options, inventory, engine));
+                           TensorStore::Create(absolute, inventory, engine));
   return Impl::Make(options, std::move(store), /*is_new=*/true);
 }
 
@@ -109,8 +112,9 @@ absl::StatusOr<std::unique_ptr<TensorSession>> TensorSession::Open(
     const SessionOptions& options, const std::vector<std::string>& directories, Engine* engine,
     const std::string& uuid) {
   if (directories.empty()) return UsageError("a store lies in one folder or more; none was named");
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> absolute, AbsolutePaths(directories));
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<TensorStore> store,
-                           TensorStore::Open(directories, engine, uuid));
+                           TensorStore::Open(absolute, engine, uuid));
   FOREBAY_RETURN_IF_ERROR(CheckIsExact(store->tiles().layout()));
   FOREBAY_RETURN_IF_ERROR(store->ReserveSpace());
   return Impl::Make(options, std::move(store), /*is_new=*/false);

@@ -1,12 +1,16 @@
 #include "forebay/base/file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
 
 #include "forebay/base/errors.h"
 #include "forebay/tests/temporary_folder.h"
@@ -226,6 +230,78 @@ TEST_F(FileTest, UniqueFdClosesOnceAndMoves) {
   second.Reset();
   EXPECT_FALSE(second.valid());
   EXPECT_EQ(::fcntl(number, F_GETFD), -1);
+}
+
+// The standard streams of the process are closed meanwhile.
+class ClosedStreams {
+ public:
+  ClosedStreams() {
+    for (const int stream : {0, 1, 2}) {
+      kept_[stream] = ::fcntl(stream, F_DUPFD_CLOEXEC, 10);
+      ::close(stream);
+    }
+  }
+  ~ClosedStreams() {
+    for (const int stream : {0, 1, 2}) {
+      ::dup2(kept_[stream], stream);
+      ::close(kept_[stream]);
+    }
+  }
+
+ private:
+  int kept_[3];
+};
+
+TEST_F(FileTest, NoFileTakesThePlaceOfAClosedStandardStream) {
+  int fd = -1;
+  bool is_kept_from_children = false;
+  bool are_free = true;
+  {
+    const ClosedStreams closed;
+    const absl::StatusOr<UniqueFd> opened = OpenFile(Path("file"), O_WRONLY | O_CREAT | O_EXCL);
+    fd = opened.ok() ? opened->get() : -1;
+    is_kept_from_children = fd >= 0 && (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0;
+    for (const int stream : {0, 1, 2}) are_free = are_free && ::fcntl(stream, F_GETFD) < 0;
+  }
+  EXPECT_GT(fd, 2);
+  EXPECT_TRUE(is_kept_from_children);
+  EXPECT_TRUE(are_free);
+}
+
+TEST_F(FileTest, WhereNoHigherNumberIsToBeHadThereIsNoFile) {
+  struct rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  absl::Status status;
+  {
+    const ClosedStreams closed;
+    const struct rlimit few = {.rlim_cur = 3, .rlim_max = before.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    status = OpenFile("/dev/null", O_RDONLY).status();
+    ::setrlimit(RLIMIT_NOFILE, &before);
+  }
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+}
+
+TEST(AbsolutePath, BeginsAtTheRoot) {
+  const std::string here = std::filesystem::current_path();
+  EXPECT_EQ(*AbsolutePath("a/b"), here + "/a/b");
+  EXPECT_EQ(*AbsolutePath("/a/../b"), "/a/../b");  // "a" may be a link
+  EXPECT_EQ(ExitCodeOf(AbsolutePath("").status()), ExitCode::kUsage);
+  EXPECT_EQ(AbsolutePaths(std::vector<std::string>{"/a", "b"})->back(), here + "/b");
+}
+
+TEST(AbsolutePath, WithoutACurrentFolderARelativeOneIsRefused) {
+  const std::string here = std::filesystem::current_path();
+  TemporaryFolder folder;
+  const std::string gone = JoinPath(folder.path(), "gone");
+  std::filesystem::create_directory(gone);
+  std::filesystem::current_path(gone);
+  std::filesystem::remove(gone);
+  const absl::Status status = AbsolutePath("a").status();
+  const bool is_absolute_fine = AbsolutePath("/a").ok();
+  std::filesystem::current_path(here);
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kStorage) << status;
+  EXPECT_TRUE(is_absolute_fine);
 }
 
 TEST(JoinPath, PutsOneSlashBetween) {

@@ -296,6 +296,8 @@ STRUCTS = {"ranks_connect": "ranks_options", "layers_new": "layers_options",
            "layers_begin_step": "step_options", "layers_set_step": "step_options",
            "layers_finish_backward": "gradients", "tensors_acquire": "request", "kernels_update": "run",
            "io_create": "io_options", "io_submit": "io_request"}
+# What an object is called by the functions that use it, where a fork may not.
+OF_ONE_PROCESS = {"ranks", "layers", "lease", "snapshot", "tensors", "kernels", "io", "memory"}
 # Whole runs, every call of which is right. `free` is of the text before it.
 _INVENTORY = "inventory_create inventory_begin_layer inventory_add inventory_begin_raw_layer inventory_add_raw"
 _STEP = ("layers_begin_step layers_expect layers_acquire lease_ready lease_data lease_bytes lease_dlpack lease_release "
@@ -462,6 +464,34 @@ def whole_run(folder, functions, run, is_wrong, nulls):
     return world.read
 
 
+def forks(folder, functions, run):
+    """Before each call of a run, a fork of the process makes all of its calls: they are USAGE at once, and what ends an
+    object leaves it alone."""
+    def fork(world, _, family):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            for name in family:
+                function, arguments = functions[name], RIGHT[name](world)
+                if not arguments or function.given[0][0] not in OF_ONE_PROCESS or not arguments[0]:
+                    continue
+                result, message = world.call(name, arguments)
+                if function.has_message:
+                    is_right = result == USAGE and "fork" in message
+                else:
+                    is_right = result in (None, 0, -1)
+                if not is_right:
+                    os._exit(1)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        if status != 0:
+            raise AssertionError(f"a fork ended with {status}")
+
+    world = World(functions, folder)
+    do_run(world, run, fork)
+    return world.read
+
+
 def wrong_numbers(folder, functions, run, wanted):
     world = World(functions, folder)
     for name in run:
@@ -517,6 +547,8 @@ def main():
             check(whole_run, run, False, True)
             if check(whole_run, run, True, False) != undisturbed:
                 failures.append("refused calls changed what is read")
+            if check(forks, run) != undisturbed:
+                failures.append("calls of forks changed what is read")
             for name in sorted(set(run)):
                 check(wrong_numbers, run, name)
             for seed in range(20):

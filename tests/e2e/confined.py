@@ -21,14 +21,24 @@ _RET_ALLOW = 0x7FFF0000
 _RET_ERRNO = 0x00050000
 IO_URING = (425, 426, 427)
 _IO_SETUP = {"x86_64": 206, "aarch64": 0}
+_SCHED_GETAFFINITY = {"x86_64": 204, "aarch64": 123}
+
+
+def _number_of(call, numbers):
+    machine = os.uname().machine
+    if machine not in numbers:
+        pytest.skip(f"the number of {call} on {machine} is not known to this test")
+    return numbers[machine]
 
 
 def io_setup():
     """The call that libaio begins with."""
-    machine = os.uname().machine
-    if machine not in _IO_SETUP:
-        pytest.skip(f"the number of io_setup on {machine} is not known to this test")
-    return _IO_SETUP[machine]
+    return _number_of("io_setup", _IO_SETUP)
+
+
+def sched_getaffinity():
+    """The call that tells on which cores a process may run."""
+    return _number_of("sched_getaffinity", _SCHED_GETAFFINITY)
 
 
 class _SockFprog(ctypes.Structure):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forebay._descriptors import open_to_write
 from forebay.deepspeed._scratch import copy_store, sync_folder
 from forebay.errors import BadInputError, NotSupportedError, UsageError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FILE = "forebay.pt"
 _COPY = re.compile(r"store-(\d+)")
+_KEYS = {"module", "buffers", "optimizer", "lr_scheduler", "scaler", "counts", "store", "is_streamed", "client_state"}
 _PART = re.compile(r"rank-\d+-of-\d+")
 
 
@@ -46,7 +48,7 @@ def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[st
 
 def _write(document: dict[str, Any], save_dir: str, tag: str, save_latest: bool) -> None:
     folder, copies = os.path.join(save_dir, tag), document["store"]
-    with open(os.path.join(folder, FILE + ".new"), "wb") as file:
+    with open_to_write(os.path.join(folder, FILE + ".new"), "wb") as file:
         torch.save(document, file)
         file.flush()
         os.fsync(file.fileno())
@@ -55,7 +57,7 @@ def _write(document: dict[str, Any], save_dir: str, tag: str, save_latest: bool)
         if _COPY.fullmatch(name) and not any(copy.startswith(name + os.sep) for copy in copies):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     if save_latest:
-        with open(os.path.join(save_dir, "latest.new"), "w", encoding="utf-8") as text:
+        with open_to_write(os.path.join(save_dir, "latest.new"), "w", encoding="utf-8") as text:
             text.write(tag)
             text.flush()
             os.fsync(text.fileno())
@@ -112,10 +114,30 @@ def tag_of(load_dir: str, tag: str | None) -> str | None:
     return tag
 
 
-def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimizer: bool, with_scheduler: bool) -> Any:
-    """Returns the client_state."""
-    # It has whatever the script put into client_state.
-    document = torch.load(os.path.join(folder, FILE), map_location="cpu", weights_only=False)
+def _read(folder: str, trusts: bool) -> dict[str, Any]:
+    """BadInputError: it is damaged, or has objects that only their own code can make, and that is not trusted."""
+    path = os.path.join(folder, FILE)
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=not trusts)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # a stranger's bytes lead to any
+        if trusts:
+            raise BadInputError(f"forebay: {path} cannot be read: {error}. It is damaged: load another tag.") from error
+        raise BadInputError(
+            f"forebay: {path} cannot be read without running code that it names: its client_state (or the state of its "
+            "scheduler) has more in it than numbers, texts, tensors, and lists and dictionaries of them; or it is "
+            "damaged. If you know where it comes from, call load_checkpoint(..., trust_client_state=True). The cause: "
+            f"{error}") from error
+    if not isinstance(document, dict) or not _KEYS <= document.keys():
+        raise BadInputError(f"forebay: {path} is no checkpoint of forebay's. Load another tag.")
+    return document
+
+
+def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimizer: bool, with_scheduler: bool,
+         trusts: bool) -> Any:
+    """Returns the client_state. trusts: code that the checkpoint names is run."""
+    document = _read(folder, trusts)
     with_optimizer = with_optimizer and engine.optimizer is not None
     _check(engine, document, folder, with_optimizer)
     if engine.scratch and engine.optimizer is not None:

@@ -295,10 +295,13 @@ class DeepSpeedEngine(Answers):
 
     def load_checkpoint(self, load_dir: str, tag: str | None = None, load_module_strict: bool = True,
                         load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,
-                        load_module_only: bool = False, custom_load_fn: Any = None) -> tuple[str | None, Any]:
+                        load_module_only: bool = False, custom_load_fn: Any = None,
+                        trust_client_state: bool = False) -> tuple[str | None, Any]:
         """Returns (path, client_state); (None, {}) where load_dir has no checkpoint. The tag stays as it is.
 
-        BadInputError: there is no such tag. UsageError: it was made with another configuration. NotSupportedError: a
+        trust_client_state: the client_state, or the state of a scheduler, may have objects of any class, whose making
+        can run any code: for checkpoints of your own. BadInputError: it has, and this is False; there is no such tag.
+        UsageError: it was made with another configuration. NotSupportedError: a
         custom_load_fn.
         """
         if custom_load_fn is not None:
@@ -309,7 +312,8 @@ class DeepSpeedEngine(Answers):
         folder = os.path.join(load_dir, found)
         state = _checkpoint.load(self, folder, is_strict=load_module_strict,
                                  with_optimizer=load_optimizer_states and not load_module_only,
-                                 with_scheduler=load_lr_scheduler_states and not load_module_only)
+                                 with_scheduler=load_lr_scheduler_states and not load_module_only,
+                                 trusts=trust_client_state)
         self._set_scaler_names(False)
         return folder, state
 

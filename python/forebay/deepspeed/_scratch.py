@@ -8,6 +8,8 @@ import os
 import shutil
 import weakref
 
+from forebay._descriptors import above_standard_streams, open_to_write
+from forebay._given import folder as folder_of
 from forebay.errors import StorageError
 
 _LOCK = "lock"
@@ -22,15 +24,16 @@ class Scratch:
     the next one comes."""
 
     def __init__(self, parent: str) -> None:
+        parent = folder_of(parent, "nvme_path")
         try:
             os.makedirs(parent, exist_ok=True)
             self._lock = -1
             number = 0
             while self._lock < 0:
-                self._folder = os.path.join(os.path.abspath(parent), f"forebay-scratch-{number}")
+                self._folder = os.path.join(parent, f"forebay-scratch-{number}")
                 self._lock = _lock(self._folder)
                 number += 1
-            _remove_unused(os.path.abspath(parent), number)
+            _remove_unused(parent, number)
         except OSError as error:
             raise StorageError(f"forebay: there is no folder for the state below nvme_path={parent}: "
                                f"{error.strerror}. Name a folder that can be written to.") from error
@@ -51,7 +54,6 @@ class Scratch:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._lock)
         self._lock = -1
-
 
     def give_up_lock(self) -> None:
         """In a fork, such as a worker of a DataLoader: it would hold the folder when its program was killed."""
@@ -76,7 +78,7 @@ def _lock(folder: str) -> int:
     while True:
         os.makedirs(folder, exist_ok=True)
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = above_standard_streams(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except FileNotFoundError:
             continue  # it was removed in between
         try:
@@ -126,7 +128,7 @@ def _files(source: str, target: str) -> list[tuple[str, str]]:
 
 
 def _copy_file(source: str, target: str) -> None:
-    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+    with open(source, "rb", buffering=0) as reader, open_to_write(target, "wb", buffering=0) as writer:
         try:
             while os.copy_file_range(reader.fileno(), writer.fileno(), _CHUNK) > 0:
                 pass

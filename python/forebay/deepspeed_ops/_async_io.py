@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
+from forebay._given import whole
 from forebay.deepspeed_ops import _pin_memory
 from forebay.errors import StorageError, UsageError
 from forebay.io import DiskEngine
@@ -46,8 +47,7 @@ class AioHandle:
                  overlap_events: bool = False, intra_op_parallelism: int = 1) -> None:
         for name, value in (("block_size", block_size), ("queue_depth", queue_depth),
                             ("intra_op_parallelism", intra_op_parallelism)):
-            if value < 1:
-                raise UsageError(f"forebay: {name}={value} of an aio_handle. Give 1 or more.")
+            whole(value, f"{name} of an aio_handle", 1, 1 << 40)
         self._block_size, self._queue_depth = block_size, queue_depth
         self._single_submit, self._overlap_events = bool(single_submit), bool(overlap_events)
         self._parallelism = intra_op_parallelism
@@ -121,6 +121,7 @@ class AioHandle:
     def wait(self) -> int:
         """Waits for all that is under way, and returns its number; 0 where nothing is. When all has ended, the error of
         the first that failed: StorageError, CorruptError (the file was cut meanwhile)."""
+        self._engine.check_process()  # before the lock, which nobody may have in a fork
         with self._lock:
             pending, self._pending = self._pending, []
         self._finish(pending)

@@ -28,6 +28,15 @@ def memory() -> LockedMemory:
         return _memory
 
 
+def _renew_lock() -> None:
+    """In a fork, where the thread that had it is not."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def new_tensor(num_elem: int, dtype: torch.dtype) -> torch.Tensor:
     """[num_elem] of `dtype`, zeros, on a page of its own, until `free`."""
     global _warned

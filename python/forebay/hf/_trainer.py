@@ -12,10 +12,10 @@ import torch
 import transformers
 from transformers.trainer_utils import rotate_checkpoints
 
+from forebay._given import Path, folder, folders
 from forebay.errors import BadInputError, NotSupportedError, UsageError
 from forebay.torch import SGD, Adagrad, AdamW, Engine, Lion, Optimizer, stream
 from forebay.torch._files.loading import Weights, is_hollow
-from forebay.torch._in_store import Path
 
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -39,7 +39,9 @@ class Trainer(transformers.Trainer):
     def __init__(self, *arguments: Any, nvme: Path | Sequence[Path], ram: None | int | str = None,
                  weights: Weights | None = None, **keywords: Any) -> None:
         self.engine: Engine | None = None
-        self._stream_options: dict[str, Any] = {"nvme": nvme, "ram": ram, "weights": weights}
+        self._stream_options: dict[str, Any] = {
+            "nvme": folders(nvme, "nvme"), "ram": ram,
+            "weights": weights if weights is None or callable(weights) else folder(weights, "weights")}
         super().__init__(*arguments, **keywords)
         for is_asked, what, way in (
                 (self.args.load_best_model_at_end, "load_best_model_at_end",

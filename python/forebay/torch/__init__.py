@@ -7,6 +7,7 @@ They are `torch.optim.Optimizer`s with the arguments of torch's own. docs/pytorc
 """
 
 from forebay.torch._activations import ActivationStore, checkpoint, offload_activations
+from forebay.torch._cores import answer_for_the_kernel
 from forebay.torch._optimizer import Optimizer
 from forebay.torch._optimizers import SGD, Adagrad, Adam, AdamW, Lion
 from forebay.torch._run.loader import ResumableLoader
@@ -14,3 +15,5 @@ from forebay.torch._stream import Engine, stream
 
 __all__ = ["SGD", "ActivationStore", "Adagrad", "Adam", "AdamW", "Engine", "Lion", "Optimizer", "ResumableLoader",
            "checkpoint", "offload_activations", "stream"]
+
+answer_for_the_kernel()

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from forebay._descriptors import above_standard_streams
+from forebay._forks import check_process
+from forebay._given import Path, bytes_of, whole
+from forebay._given import folder as folder_of
 from forebay.errors import OutOfMemoryError, StorageError, UsageError
 from forebay.io import DiskEngine, LockedMemory
 from forebay.torch import _saved
-from forebay.torch._tensors import bytes_of
 
 _PAGE = 4096
 _MOST_WAITING = 128 << 20  # bytes being written, and read ahead, where `ram` is not given
@@ -79,9 +82,10 @@ class SavedActivation(_saved.Saved):
 class ActivationStore:
     """`offload_activations` makes it: `with` it, what autograd saves is kept here. Thread-safe."""
 
-    def __init__(self, *, nvme: None | str | os.PathLike[str], ram: None | int | str, least_bytes: int) -> None:
-        self._ram = None if ram is None else bytes_of(ram)
-        self._least_bytes = least_bytes
+    def __init__(self, *, nvme: None | Path, ram: None | int | str, least_bytes: int) -> None:
+        self._process = os.getpid()
+        self._ram = None if ram is None else bytes_of(ram, "ram", least=0)
+        self._least_bytes = whole(least_bytes, "least_bytes", 0, 2**63 - 1)
         waiting = _MOST_WAITING if self._ram is None else self._ram // 2
         self._most_waiting = waiting
         self._most_in_ram = waiting if self._ram is None else self._ram - waiting
@@ -97,7 +101,12 @@ class ActivationStore:
         self._bytes_again = 0
         self._contexts: list[Any] = []
 
+    def _check_process(self) -> None:
+        """UsageError: this is a fork of the process that made it, where nobody may ever give the lock back."""
+        check_process(self._process, "offload_activations")
+
     def __enter__(self) -> ActivationStore:
+        self._check_process()
         context = _saved.keeping_activations(self)
         context.__enter__()
         self._contexts.append(context)
@@ -106,6 +115,7 @@ class ActivationStore:
     def __exit__(self, *error: object) -> None:
         self._contexts.pop().__exit__(*error)
         if error[0] is None:
+            self._check_process()
             with self._lock:
                 self._look_again(len(self._elsewhere))
                 self._make_room()
@@ -122,6 +132,7 @@ class ActivationStore:
 
     def close(self) -> None:
         """Ends threads and the file. Graphs that are left cannot be computed backward any more."""
+        self._check_process()
         if self._disk is not None:
             self._disk.close()
 
@@ -130,6 +141,7 @@ class ActivationStore:
     def save(self, tensor: torch.Tensor) -> SavedActivation | None:
         """Takes all elements of a tensor that autograd keeps. None: it stays as it is, as it is small, a weight, or
         there is no room."""
+        self._check_process()
         if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return None
         num_bytes = tensor.numel() * tensor.element_size()
@@ -167,6 +179,8 @@ class ActivationStore:
 
     def _forget(self, key: int, num_bytes: int, block: dict[str, Any]) -> None:
         """The graph of a block was freed. `block`: its attributes."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if block["storage"] is not None:
                 self._bytes_in_ram -= 0 if block["is_elsewhere"] else num_bytes
@@ -224,6 +238,7 @@ class ActivationStore:
 
     def bring_back(self, block: _Block) -> torch.Tensor:
         """The bytes of a block that is on disk."""
+        self._check_process()
         with self._lock:
             self._read(block)
             self._read_ahead(block.number)
@@ -277,11 +292,11 @@ def _view_of(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
 class _Disk:
     """A file without a name, in places of whole pages. Writes go through locked memory, and end in their order."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = os.fspath(folder)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder_of(folder, "nvme")
         try:
             os.makedirs(self._folder, exist_ok=True)
-            self._file = os.open(self._folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+            self._file = above_standard_streams(os.open(self._folder, os.O_TMPFILE | os.O_RDWR, 0o600))
         except OSError as error:
             raise UsageError(f"forebay: activations cannot lie in nvme={self._folder!r}: {error.strerror}. Name a "
                              "folder on the disk that they are to be written to.") from error
@@ -372,7 +387,7 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // _PAGE) * _PAGE
 
 
-def offload_activations(*, nvme: None | str | os.PathLike[str] = None, ram: None | int | str = None,
+def offload_activations(*, nvme: None | Path = None, ram: None | int | str = None,
                         least_bytes: int = 1 << 16) -> ActivationStore:
     """Keeps what autograd needs for the backward pass on disk, or in RAM within a budget: `with` it, in each step's
     forward pass. The tensors have the same bits when they come back, and are freed with their graph.

@@ -15,6 +15,7 @@ from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.kernels import Kernels, Run
 from forebay.ranks import Ranks
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
+from forebay.torch._under_way import whole
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -66,6 +67,7 @@ class InRam:
         self._sum = 0.0  # of squares of gradients that were applied in backward
         self._shared: set[torch.Tensor] = set()  # parameters that all ranks have with the same weights
 
+    @whole
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete."""
         if self._updates_in_backward:

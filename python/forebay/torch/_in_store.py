@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from forebay._given import Path, folders
 from forebay._library import DTYPE_BYTES, Group
 from forebay._worker import Worker
 from forebay.errors import BadInputError, ForebayError, NotSupportedError, NumericalError, UsageError
@@ -19,6 +20,7 @@ from forebay.layers import Layers
 from forebay.ranks import Ranks
 from forebay.torch._run.state import RunState
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
+from forebay.torch._under_way import whole
 
 if TYPE_CHECKING:
     from forebay.lease import Lease
@@ -30,11 +32,9 @@ MAX_LAYER_ELEMS = 16 << 20
 _ON_DEMAND = -1
 _TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
-Path = Union[str, "os.PathLike[str]"]
-
 
 class StoreOptions(NamedTuple):
-    folders: list[Path]
+    folders: list[str]  # from the root on
     ram_bytes: int | None
     clip: float
     durability: str
@@ -53,7 +53,7 @@ class InStore:
 
     def __init__(self, optimizer: Optimizer, options: StoreOptions) -> None:
         self._options = options
-        self._worker = Worker()
+        self._worker = Worker("an optimizer")
         self._layers: Layers | None = None
         self._is_open = False
         self._layout: list[list[torch.Tensor]] = []  # parameters of each layer
@@ -62,7 +62,7 @@ class InStore:
         self._steps_to_copy = False  # whether the weights of a real step are not yet in the parameters
         self._kernels: Kernels | None = None
         self.run_state = RunState()
-        self.start_from: list[Path] | None = None  # where resume() finds the state of a new store
+        self.start_from: list[str] | None = None  # where resume() finds the state of a new store
         self.must_resume = False  # resume() refuses a start without a store
         self.commit_every = 0  # steps; 0: commit() alone commits
         self._steps_since_commit = 0
@@ -158,7 +158,7 @@ class InStore:
             raise
 
     def _where(self) -> str:
-        return ", ".join(str(folder) for folder in self._options.folders)
+        return ", ".join(self._options.folders)
 
     def _copy_weights(self, layers: Layers) -> None:
         """The weights of the last real step, into the parameters."""
@@ -189,6 +189,7 @@ class InStore:
 
     # ---- A step
 
+    @whole
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete: hands over the layers that have all of theirs."""
         self._run(self._take_gradient, optimizer, parameter)
@@ -294,6 +295,10 @@ class InStore:
                 parameter.grad = None
         layers.abandon()
 
+    def is_under_way(self, optimizer: Optimizer) -> bool:
+        """Whether a step has gradients, and is not made."""
+        return self._in_step or any(self._num_arrived)
+
     def forget_gradients(self) -> None:
         """zero_grad(): those of a step in progress never were."""
         if self._layers is not None:
@@ -383,7 +388,7 @@ class InStore:
 
     def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
         step = self._run(self._commit, optimizer, None, None, self.run_state.pack())
-        return {"folders": [os.path.abspath(folder) for folder in self._options.folders], "step": step}
+        return {"folders": list(self._options.folders), "step": step}
 
     def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get("forebay")
@@ -459,7 +464,7 @@ class InStore:
         self._layers, self._is_open = None, False
         self._plan(optimizer).remove()
 
-    def move(self, folders: list[Path]) -> None:
+    def move(self, folders: list[str]) -> None:
         layers, self._layers, self._is_open, self._steps_to_copy = self._layers, None, False, False
         self._forget_step()
         if layers is not None:
@@ -489,6 +494,7 @@ class InStore:
         return False
 
     def close(self) -> None:
+        self._worker.check_process()
         self._worker.end_abandoned()
         try:
             self.finish_commit()
@@ -502,22 +508,17 @@ class InStore:
                     each.close()
 
 
-def as_folders(given: Path | Sequence[Path]) -> list[Path]:
-    """One, or several."""
-    return [given] if isinstance(given, (str, os.PathLike)) else list(given)
-
-
-def folders_of(nvme: Path | Sequence[Path]) -> list[Path]:
-    """UsageError: there are none, or the place for one is not there."""
-    folders = as_folders(nvme)
-    if not folders:
+def folders_of(nvme: Path | Sequence[Path]) -> list[str]:
+    """From the root on. UsageError: there are none, or the place for one is not there."""
+    given = folders(nvme, "nvme")
+    if not given:
         raise UsageError("forebay: nvme=[] names no folder. Give one for each disk, or None to keep all state in RAM.")
-    for folder in folders:
+    for folder in given:
         parent = os.path.dirname(os.path.abspath(folder))
         if not os.path.isdir(parent):
-            raise UsageError(f"forebay: nvme={os.fspath(folder)!r} cannot be made: there is no folder {parent}. Make "
-                             "that first, on the disk that the state is to lie on.")
-    return folders
+            raise UsageError(f"forebay: nvme={folder!r} cannot be made: there is no folder {parent}. Make that first, "
+                             "on the disk that the state is to lie on.")
+    return given
 
 
-__all__ = ["ForebayError", "InStore", "StoreOptions", "as_folders", "folders_of"]
+__all__ = ["ForebayError", "InStore", "StoreOptions", "folders_of"]

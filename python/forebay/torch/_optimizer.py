@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, ClassVar, Literal, overload
 
 import torch
 
+from forebay._forks import check_process
+from forebay._given import Path, bytes_of, check_json, json_of, real
+from forebay._given import folders as all_folders
+from forebay._given import whole as whole_number
 from forebay._library import Group
 from forebay.errors import CorruptError, NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import Source
 from forebay.torch._in_ram import STATE_DTYPES, InRam
-from forebay.torch._in_store import InStore, Path, StoreOptions, as_folders, folders_of
+from forebay.torch._in_store import InStore, StoreOptions, folders_of
 from forebay.torch._run.loader import ResumableLoader
 from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.streamed import Streamed
-from forebay.torch._tensors import DTYPES, bytes_of
+from forebay.torch._tensors import DTYPES
+from forebay.torch._under_way import is_inside, refusal, whole
+
+_MOST_THREADS = 4096
 
 StateDict = dict[str, Any]
 User = dict[str, Any]
@@ -64,8 +74,9 @@ class Optimizer(torch.optim.Optimizer):
         if ranks is not None and backward_update and module is None:
             raise UsageError("forebay: backward_update=True uses gradients as they come, and ranks add them up in one "
                              "order. Leave it out.")
-        if clip < 0:
-            raise UsageError(f"forebay: clip={clip} is below 0. Give the most that the norm may be; 0: no clipping.")
+        clip = real(clip, "clip (the most that the norm may be; 0: no clipping)", 0)
+        threads = whole_number(threads, "threads", 0, _MOST_THREADS)
+        zero_stage = whole_number(zero_stage, "zero_stage", 0, 3)
         if durability == "replay":
             raise UsageError("forebay: durability=\"replay\" commits every step by itself, and these optimizers leave "
                              "that to commit(). Use \"step\", and commit() as often as a crash may cost.")
@@ -76,16 +87,18 @@ class Optimizer(torch.optim.Optimizer):
         if nvme is None and (reduce_bucket is not None or reduce_dtype is not torch.float32):
             raise UsageError("forebay: reduce_bucket= and reduce_dtype= are about a store on disk. Give it a folder: "
                              "nvme=FOLDER.")
-        self._backend: InRam | InStore
+        self._process = os.getpid()
+        self._put_off: list[User | None] = []  # commit()s that wait for the end of the step; the last one counts
+        self._state_of_all: InRam | InStore  # use `_backend`
         if nvme is None:
-            self._backend = InRam(self, threads, clip, backward_update, ranks, is_divided=zero_stage > 0)
+            self._state_of_all = InRam(self, threads, clip, backward_update, ranks, is_divided=zero_stage > 0)
         else:
-            options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram), clip, durability,
+            options = StoreOptions(folders_of(nvme), None if ram is None else bytes_of(ram, "ram"), clip, durability,
                                    backward_update, update_in_backward, threads, ranks,
                                    zero_stage if ranks is not None else 0,
-                                   None if reduce_bucket is None else bytes_of(reduce_bucket),
+                                   None if reduce_bucket is None else bytes_of(reduce_bucket, "reduce_bucket"),
                                    DTYPES[reduce_dtype])
-            self._backend = InStore(self, options) if module is None else Streamed(self, options, module, device)
+            self._state_of_all = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update
         self._accumulates = False
@@ -95,13 +108,35 @@ class Optimizer(torch.optim.Optimizer):
         self.resumed: User | None = None
         super().__init__(params, defaults)
 
+    @property
+    def _backend(self) -> InRam | InStore:
+        """All calls go through it. UsageError: this process is a fork of that which made the optimizer."""
+        check_process(self._process, f"the {type(self).__name__}")
+        return self._state_of_all
+
+    def _is_inside(self, call: FrameType) -> bool:
+        """Whether the call of this frame came in the middle of another; and of a pass where the module is streamed, as
+        hooks of passes are no place for others."""
+        is_streamed = isinstance(self._backend, Streamed)
+        return is_inside(call, forward=is_streamed, backward=is_streamed)
+
+    def _refuse_inside(self, call: str) -> None:
+        if self._is_inside(sys._getframe(1)):
+            raise refusal(call)
+
     # ---- torch's interface
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch has it. UsageError: with nvme, and behind the first step."""
+        self._refuse_inside("add_param_group()")
         self._backend.check_new_group()
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        try:
+            _check_group(group)
+        except UsageError:
+            self.param_groups.pop()
+            raise
         names = group.get("param_names") or [f"param.{len(self._names) + i}" for i in range(len(group["params"]))]
         for name, parameter in zip(names, group["params"]):
             if parameter.dtype not in DTYPES:
@@ -134,7 +169,9 @@ class Optimizer(torch.optim.Optimizer):
             raise
         return loss
 
+    @whole
     def _step_scaled(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+        self._refuse_inside("step()")
         if scale is not None and self._takes_in_backward and not isinstance(self._backend, Streamed):
             raise UsageError("forebay: a GradScaler looks for gradients in p.grad, and backward_update=True has taken "
                              "them. Train in bfloat16, which needs no scaler, or leave backward_update out.")
@@ -144,17 +181,23 @@ class Optimizer(torch.optim.Optimizer):
                              "step_scaled(loss_scale), which raises NumericalError on all ranks.")
         if found_inf is None or float(found_inf) == 0:
             self._backend.step(self, 1.0 if scale is None else float(scale))
+            self._commit_what_was_put_off()
         elif isinstance(self._backend, Streamed):
             self._backend.skip_step()
 
     @torch.no_grad()
+    @whole
     def step_scaled(self, loss_scale: float) -> None:
         """step() of gradients that were multiplied by `loss_scale`. NumericalError, and nothing changed: one of them is
         not finite."""
+        self._refuse_inside("step_scaled()")
         self._backend.step(self, loss_scale)
+        self._commit_what_was_put_off()
 
+    @whole
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch has it; gradients that backward_update has taken, and step() has not used, are forgotten too."""
+        self._refuse_inside("zero_grad()")
         self._backend.forget_gradients()
         super().zero_grad(set_to_none)
 
@@ -167,22 +210,31 @@ class Optimizer(torch.optim.Optimizer):
         finally:
             self._accumulates = before
 
+    @whole
     def state_dict(self) -> StateDict:
         """As torch has it, of all ranks together. With nvme the state stays in the store: the last step is committed,
         and "forebay" says which folders and step it is."""
+        self._refuse_inside("state_dict()")
         reference = self._backend.reference(self)
-        return self.full_state_dict() if reference is None else {**super().state_dict(), "forebay": reference}
+        return self._full_state_dict() if reference is None else {**super().state_dict(), "forebay": reference}
 
+    @whole
     def full_state_dict(self) -> StateDict:
         """All state as tensors, by torch's names, also with nvme: 12 bytes for each parameter in RAM. An optimizer
         without nvme loads it."""
+        self._refuse_inside("full_state_dict()")
+        return self._full_state_dict()
+
+    def _full_state_dict(self) -> StateDict:
         document = super().state_dict()
         state = self._backend.full_state(self)
         return document if state is None else {**document, "state": state}
 
+    @whole
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Loads what state_dict() or full_state_dict() gave, or torch's optimizer of this name. With nvme: what
         state_dict() gave for the store's last commit; it opens the store."""
+        self._refuse_inside("load_state_dict()")
         self._backend.load(self, state_dict)
         super().load_state_dict(state_dict)
         numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -198,10 +250,27 @@ class Optimizer(torch.optim.Optimizer):
 
     # ---- A store
 
+    @whole
     def commit(self, user: User | None = None) -> None:
-        """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON."""
-        self._backend.commit(self, user)
+        """With nvme: makes the last step durable. user: what resume() gives back; at most some 2 KiB as JSON.
 
+        While a step is under way (from its first gradient on; of a streamed module from the begin of a pass on, or in
+        the middle of any call, as a signal handler comes) it is put off, and made when step() ends."""
+        json_of(user)
+        backend = self._backend
+        if isinstance(backend, InStore) and (self._is_inside(sys._getframe()) or backend.is_under_way(self)):
+            self._put_off.append(user)
+            return
+        self._put_off.clear()
+        backend.commit(self, user)
+
+    def _commit_what_was_put_off(self) -> None:
+        if self._put_off:
+            user = self._put_off[-1]
+            self._put_off.clear()
+            self._backend.commit(self, user)
+
+    @whole
     def resume(self, start_from: None | Path | Sequence[Path] = None, *, must: bool = False) -> User | None:
         """With nvme, before the first step: goes on with the last commit of a store that is there: its weights into the
         parameters, its settings into the groups. Returns its `user`, or {}; None: there is no store.
@@ -211,9 +280,10 @@ class Optimizer(torch.optim.Optimizer):
 
         must: BadInputError if there is no store. For a run that has been started before: its disk may not be mounted,
         and then a new run would begin in silence."""
+        self._refuse_inside("resume()")
         if isinstance(self._backend, InStore):
             self._backend.must_resume = must
-            self._backend.start_from = None if start_from is None else as_folders(start_from)
+            self._backend.start_from = None if start_from is None else all_folders(start_from, "start_from")
         with torch.no_grad():
             return self._backend.resume(self)
 
@@ -247,10 +317,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def start(self, resume: bool | Literal["must"], start_from: None | Path | Sequence[Path], accumulation_steps: int,
               commit_every: int, source: Callable[[], Source] | None) -> None:
-        """For stream(): makes the store, or goes on with one. UsageError: accumulation_steps below 1."""
+        """For stream(): makes the store, or goes on with one."""
         assert isinstance(self._backend, Streamed)
-        if accumulation_steps < 1:
-            raise UsageError(f"forebay: accumulation_steps is {accumulation_steps}, and a step has at least one pass.")
         self._backend.accumulation_steps = accumulation_steps
         self._backend.commit_every = commit_every
         self._backend.source = source
@@ -263,9 +331,10 @@ class Optimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 self._backend.start(self, None)
 
-    def move_store(self, folders: list[Path]) -> None:
+    def move_store(self, folders: list[str]) -> None:
         """With nvme, between steps: the store is, or will be, in other folders. What is not committed is lost."""
         assert isinstance(self._backend, InStore)
+        self._put_off.clear()
         self._backend.move(folders)
 
     def streamed(self) -> Streamed:
@@ -290,10 +359,17 @@ class Optimizer(torch.optim.Optimizer):
         """With nvme, from the first step on: the store, for its plan() and stats()."""
         return self._backend.open_layers() if isinstance(self._backend, InStore) else None
 
+    @whole
     def close(self) -> None:
-        """Ends threads and files. Steps that are not committed are lost; a commit that waits for an update is made, and
-        may fail."""
-        self._backend.close()
+        """Ends threads and files. Steps that are not committed are lost; a commit that waits for an update, or was put
+        off, is made, and may fail."""
+        self._refuse_inside("close()")
+        try:
+            if self._put_off:  # for a step that has not ended, so that the one before it is the last
+                self._backend.forget_gradients()
+            self._commit_what_was_put_off()
+        finally:
+            self._backend.close()
 
     # ---- Megatron's names
 
@@ -344,6 +420,7 @@ class Optimizer(torch.optim.Optimizer):
         """A commit carries the groups' settings, which a schedule has moved, and the caller's words."""
         groups = [{key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
                   for group in self.param_groups]
+        check_json(groups, "param_groups")
         return {"torch": 1, "groups": groups, "user": user or {}}
 
     def take_words(self, words: User) -> User:
@@ -383,4 +460,19 @@ def _finish_commit(optimizer: Optimizer | None) -> None:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return value.item() if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy" else value
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """UsageError: a setting that no group can begin with."""
+    for name in ("lr", "weight_decay", "momentum"):
+        if name in group:
+            real(group[name], name, 0)
+    if "eps" in group and real(group["eps"], "eps", 0) == 0:
+        raise UsageError("forebay: eps is 0, and an update divides by it where the moments are 0. Give 1e-8, say.")
+    if "betas" in group:
+        betas = tuple(group["betas"])
+        if len(betas) != 2:
+            raise UsageError(f"forebay: betas is {betas!r}, and has to be two numbers.")
+        for number, beta in enumerate(betas):
+            real(beta, f"betas[{number}]", 0, 1)

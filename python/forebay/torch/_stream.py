@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 
+from forebay._given import Path, bytes_of, whole
+from forebay._given import folder as folder_of
 from forebay.errors import NotSupportedError, UsageError
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
-from forebay.torch._in_store import Path
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
 from forebay.torch._streaming.device import device_of
-from forebay.torch._tensors import bytes_of
 
 
 class Engine:
@@ -104,7 +103,8 @@ class Engine:
         return [[names[parameter] for parameter in unit] for unit in self.optimizer.streamed().layout]
 
     def _write(self, folder: Path, max_shard_size: int | str, weights: Iterable[dict[str, torch.Tensor]]) -> None:
-        save_pretrained(self.module, os.path.abspath(folder), self._units(), weights, bytes_of(max_shard_size))
+        save_pretrained(self.module, folder_of(folder, "folder"), self._units(), weights,
+                        bytes_of(max_shard_size, "max_shard_size"))
 
     def load_pretrained(self, folder: Path) -> None:
         """Takes the weights of a folder of safetensors into a new store, unit by unit: before the first step.
@@ -112,7 +112,7 @@ class Engine:
 
         UsageError: steps were made, or there are no such files. BadInputError: they are of another module.
         """
-        self.optimizer.streamed().refill(self.optimizer, FromFolder(self.module, os.path.abspath(folder)))
+        self.optimizer.streamed().refill(self.optimizer, FromFolder(self.module, folder_of(folder, "folder")))
 
     def _save_as_transformers(self, save_directory: Path, is_main_process: bool = True, state_dict: Any = None,
                               push_to_hub: bool = False, max_shard_size: int | str = "50GB", **others: Any) -> None:
@@ -227,9 +227,8 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
         make_buffers(module)
     if params is None:
         params = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    if commit_every < 0:
-        raise UsageError(f"forebay: commit_every is {commit_every}. Say how many steps share a commit; 0: commit() "
-                         "alone commits.")
+    whole(accumulation_steps, "accumulation_steps (passes of a step)", 1, 2**31 - 1)
+    whole(commit_every, "commit_every (steps that share a commit; 0: commit() alone commits)", 0, 2**62)
     if update_in_backward:
         if settings.get("clip"):
             raise UsageError(f"forebay: clip={settings['clip']} needs the norm of all gradients before the first "

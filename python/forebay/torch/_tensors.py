@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 
 from forebay.errors import UsageError
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
-          "TIB": 2**40}
-
-
-def bytes_of(size: int | str, option: str = "ram") -> int:
-    """8589934592 of "8GiB". UsageError: it is no size."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
-    if found is None or found[2].upper() not in _UNITS:
-        raise UsageError(f"forebay: {option}={size!r} is no size. Write bytes as a number, or \"8GiB\", or \"500MB\".")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -97,6 +97,59 @@ def test_each_tag_can_be_loaded_whatever_happens_to_the_others(tmp_path, kind):
     other.destroy()
 
 
+class Spy:
+    """An object whose reading runs code."""
+
+    def __init__(self, file):
+        self.file = str(file)
+
+    def __reduce__(self):
+        return os.mkdir, (self.file,)
+
+
+@pytest.mark.parametrize("kind", ["ram", "all on nvme"])
+def test_code_in_a_checkpoint_is_run_only_for_who_trusts_it(tmp_path, kind):
+    engine = make_engine(tmp_path, kind)
+    losses = train(engine, 0, 3)
+    plain = {"epoch": 1, "names": ["a", None, 1.5], "values": torch.arange(3)}
+    engine.save_checkpoint(tmp_path / "out", "plain", plain)
+    engine.save_checkpoint(tmp_path / "out", "spied", {"spy": Spy(tmp_path / "spied")})
+    engine.save_checkpoint(tmp_path / "out", "of a class", {"path": tmp_path})
+    losses += train(engine, 3, 4)
+    engine.destroy()
+    engine = make_engine(tmp_path, kind)
+    before = train(engine, 0, 2)
+    for tag in ("spied", "of a class"):
+        with pytest.raises(forebay.BadInputError, match=r"client_state.*trust_client_state=True"):
+            engine.load_checkpoint(tmp_path / "out", tag)
+    assert not (tmp_path / "spied").exists()
+    assert before + train(engine, 2, 3) == losses[:3]  # nothing has changed
+    _, state = engine.load_checkpoint(tmp_path / "out", "plain")
+    assert torch.equal(state.pop("values"), torch.arange(3)) and state == {"epoch": 1, "names": ["a", None, 1.5]}
+    assert train(engine, 3, 4) == losses[3:]
+    _, state = engine.load_checkpoint(tmp_path / "out", "of a class", trust_client_state=True)
+    assert state == {"path": tmp_path}
+    assert train(engine, 3, 4) == losses[3:]
+    engine.load_checkpoint(tmp_path / "out", "spied", trust_client_state=True)
+    assert (tmp_path / "spied").exists()
+    engine.destroy()
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", None], ids=["empty", "junk", "another program's"])
+def test_a_file_that_is_no_checkpoint_is_bad_input(tmp_path, content):
+    engine = make_engine(tmp_path, "ram")
+    engine.save_checkpoint(tmp_path / "out", "tag")
+    file = tmp_path / "out" / "tag" / _checkpoint.FILE
+    if content is None:
+        torch.save({"model": 1}, file)
+    else:
+        file.write_bytes(content)
+    for trusts in (False, True):
+        with pytest.raises(forebay.BadInputError, match=_checkpoint.FILE):
+            engine.load_checkpoint(tmp_path / "out", "tag", trust_client_state=trusts)
+    engine.destroy()
+
+
 @pytest.mark.parametrize(("kind", "moment"), [
     ("all on nvme", "between"), ("all on nvme", "copying"), ("all on nvme", "naming"), ("state on nvme", "copying"),
     ("ram", "naming")])

@@ -105,6 +105,40 @@ def test_a_write_that_finds_no_space_is_named_and_the_run_goes_on_behind_it(tmp_
         engine.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"commit_every": 1}, {"update_in_backward": True}], ids=str)
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "chattr +C"])
+def test_btrfs_may_be_too_full_for_a_step_unless_it_writes_in_place(tmp_path, expected, copies, options):
+    with confined.btrfs(tmp_path / "disk", tmp_path / "image") as disk:
+        if not copies:
+            subprocess.run(["chattr", "+C", str(disk)], check=True)
+        engine = stream(disk, **options)
+        losses = train(engine.module, engine, 1, 2)
+        engine.commit()
+        confined.fill_to_the_last_block(disk)
+
+        def go_on():
+            more = train(engine.module, engine, 3, STEPS)
+            engine.commit()
+            return more
+
+        if copies:
+            with pytest.raises(forebay.StorageError, match=r"'.*store/.*No space left on device.* free space there"):
+                go_on()
+            assert leased(engine) == [] and engine.optimizer.layers.committed_step == 2
+        else:
+            assert losses + go_on() == expected
+        engine.close()
+        for file in disk.glob("full-*"):
+            file.unlink()
+        engine = stream(disk, resume=True, **options)
+        if copies:
+            assert engine.steps == 2
+            assert losses + train(engine.module, engine, 3, STEPS) == expected
+        else:
+            assert engine.steps == STEPS
+        engine.close()
+
+
 def test_a_new_store_asks_for_its_space_before_it_is_made(tmp_path, expected):
     with confined.tmpfs(tmp_path / "disk", "size=48m") as disk:
         confined.fill(disk, leave_bytes=4 << 20)

@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn, Union
 
 import torch
 
+from forebay._given import Path, folder
 from forebay.errors import BadInputError, UsageError
+from forebay.layers import Layers
 from forebay.torch._files.safetensors import Folder
 from forebay.torch._run.state import persistent_buffers
 from forebay.torch._streaming.placeholder import Placeholder
-from forebay.torch._tensors import on_host
+from forebay.torch._tensors import DTYPES, memory_of, on_host
 
-Weights = Union[str, "os.PathLike[str]", Callable[[torch.nn.Module], Any]]
+Weights = Union[Path, Callable[[torch.nn.Module], Any]]
 Values = Mapping[torch.Tensor, torch.Tensor]
 
 
@@ -272,6 +273,17 @@ Source = Union[FromFolder, FromFunction, FromState]
 
 
 def source_of(module: torch.nn.Module, weights: Weights) -> Source:
-    if isinstance(weights, (str, os.PathLike)):
-        return FromFolder(module, os.path.abspath(weights))
-    return FromFunction(module, weights)
+    if callable(weights):
+        return FromFunction(module, weights)
+    return FromFolder(module, folder(weights, "weights"))
+
+
+def fill_from(source: Source, units: Iterable[Mapping[str, torch.nn.Parameter]], layers: Layers,
+              place: Mapping[torch.Tensor, tuple[int, int]]) -> None:
+    """Fills a new store, unit by unit. place: of a parameter its layer, and its number in the inventory."""
+    source.check()
+    source.fill_buffers()
+    for unit in units:
+        values = source(unit)
+        for parameter in unit.values():
+            layers.fill(place[parameter][1], DTYPES[parameter.dtype], memory_of(on_host(values[parameter])))

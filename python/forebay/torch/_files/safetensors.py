@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
+from forebay._descriptors import open_to_write
 from forebay.errors import BadInputError, StorageError, UsageError
 from forebay.torch._tensors import on_host
 
@@ -83,12 +84,12 @@ def write_folder(folder: str, entries: dict[str, Entry], tensors: Iterable[tuple
     stream = iter(tensors)
     try:
         for shard in shards:
-            with open(_unfinished(folder, shard.name), "wb") as file:
+            with open_to_write(_unfinished(folder, shard.name), "wb") as file:
                 _write_shard(file, shard, stream)
                 os.fsync(file.fileno())
         if len(shards) > 1:
             files.append(INDEX)
-            with open(_unfinished(folder, INDEX), "w") as text:
+            with open_to_write(_unfinished(folder, INDEX), "w") as text:
                 json.dump(_index_of(shards), text, indent=2)
                 text.flush()
                 os.fsync(text.fileno())

@@ -71,8 +71,12 @@ class RunState:
         if length > len(raw) - _LENGTH:
             raise CorruptError(f"forebay: the store says that the state of its run has {length} bytes, and it has room "
                                f"for {_ROOM}. It was written by another program: give another folder.")
-        self._loaded = torch.load(io.BytesIO(raw[_LENGTH:_LENGTH + length]), weights_only=True)
-        self._loaded["step"] = layers.committed_step
+        try:
+            self._loaded = torch.load(io.BytesIO(raw[_LENGTH:_LENGTH + length]), weights_only=True)
+            self._loaded["step"] = layers.committed_step
+        except Exception as error:
+            raise CorruptError(f"forebay: the state of the run that the store has cannot be read: {error}. It was "
+                               "written by another program: give another folder.") from error
         for name, number in self._buffers.items():
             buffer = self._buffer(name)
             values = torch.frombuffer(layers.raw(number), dtype=buffer.dtype).view(buffer.shape)

@@ -10,11 +10,12 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from forebay._given import bytes_of
 from forebay.errors import DoesNotFitError, EnvironmentProblem, NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.lease import Lease
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
-from forebay.torch._tensors import DTYPES, bytes_of, memory_of, on_host
+from forebay.torch._tensors import DTYPES, memory_of, on_host
 
 _SAMPLE_BYTES = 64
 _FEWEST_PLACES = 3  # of c.h
@@ -239,3 +240,15 @@ def device_of(tensors: Iterable[torch.Tensor], named: None | str | torch.device,
     if device.type != "cuda":
         raise NotSupportedError(f"forebay: weights are not lent on {device}. Stream to \"cpu\" or \"cuda:0\".")
     return Cuda(device, None if gpu_mem is None else bytes_of(gpu_mem, "gpu_mem"))
+
+
+def move_what_stays(module: torch.nn.Module, device: torch.device) -> None:
+    """Buffers, and parameters without elements, to the device."""
+    moved: dict[torch.Tensor, torch.Tensor] = {}  # one that several modules have stays one
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = moved.setdefault(buffer, buffer.to(device))
+    for parameter in module.parameters():
+        if parameter.numel() == 0:
+            parameter.data = parameter.data.to(device)

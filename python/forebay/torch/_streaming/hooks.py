@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
 from forebay.errors import NotSupportedError
+from forebay.torch._under_way import passing
 
 
 def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
@@ -20,6 +20,7 @@ def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractCon
     inner = module.forward
 
     @functools.wraps(inner)
+    @passing
     def forward(*arguments: Any, **keywords: Any) -> Any:
         with around():
             return inner(*arguments, **keywords)
@@ -92,12 +93,3 @@ def _checked_apply(module: torch.nn.Module, dtype: torch.dtype,
                                 f"{changed.dtype} on {changed.device}. Change it before stream().")
 
     return apply
-
-
-def num_backward_passes() -> int:
-    """Those that this thread has begun and not ended: one inside the other."""
-    frame, num_passes = sys._getframe(1), 0
-    while frame is not None:
-        num_passes += frame.f_code.co_name == "_engine_run_backward"
-        frame = frame.f_back  # type: ignore[assignment]
-    return num_passes

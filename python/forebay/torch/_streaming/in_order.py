@@ -70,3 +70,13 @@ class InOrder:
         for parameter in self._waiting.pop(self.next - 1, []) if self.next > 0 else []:
             self._waiting_bytes -= parameter.numel() * parameter.element_size()
             self._add(parameter)
+
+
+def advice_about_order(in_order: InOrder | None, update_in_backward: bool) -> str:
+    """What else to do where gradients came in another order; "": nothing depends on that."""
+    if in_order is None:
+        return ""
+    needs = "gradients roughly in the order from the last unit to the first."
+    if update_in_backward:
+        return f" Or leave update_in_backward out: it needs {needs}"
+    return f" Or train with one process: ranks need {needs}"

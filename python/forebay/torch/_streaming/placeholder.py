@@ -9,6 +9,7 @@ import os
 
 import torch
 
+from forebay._descriptors import above_standard_streams
 from forebay.errors import OutOfMemoryError
 
 _PIECE = 2 << 20  # mapped again and again
@@ -32,7 +33,7 @@ class Placeholder:
     def __init__(self, num_bytes: int, dtype: torch.dtype) -> None:
         self.num_bytes = max(1, -(-num_bytes // _PIECE)) * _PIECE
         self._nan = _NANS.get(dtype, _NANS[torch.float32])
-        file = os.memfd_create("forebay")
+        file = above_standard_streams(os.memfd_create("forebay"))
         try:
             os.truncate(file, _PIECE)
             protection = mmap.PROT_READ | mmap.PROT_WRITE

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,24 +19,24 @@ from forebay.errors import NumericalError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
-from forebay.torch._files.loading import FromState, Source
-from forebay.torch._in_store import InStore, Path, StoreOptions
+from forebay.torch._files.loading import FromState, Source, fill_from
+from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
-from forebay.torch._streaming.device import Device, Host
+from forebay.torch._streaming.device import Device, Host, move_what_stays
 from forebay.torch._streaming.hooks import (
     Fetching,
     bracket,
     leave_out_of_compilation,
-    num_backward_passes,
     refuse_what_needs_weights,
 )
-from forebay.torch._streaming.in_order import InOrder
+from forebay.torch._streaming.in_order import InOrder, advice_about_order
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.reads import Reads
-from forebay.torch._streaming.units import containers_of, units_of
+from forebay.torch._streaming.units import check_types, containers_of, units_of
 from forebay.torch._streaming.window import Window
-from forebay.torch._tensors import DTYPES, checked_gradient_of, memory_of, on_host
+from forebay.torch._tensors import DTYPES, checked_gradient_of
+from forebay.torch._under_way import is_inside, num_backward_passes, refusal, whole
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -69,16 +71,7 @@ class Streamed(InStore):
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
         self._in_order: InOrder | None = None  # under update_in_backward, and with ranks
-        self._check()
-
-    def _check(self) -> None:
-        parameters = [parameter for unit in self._units for parameter in unit.parameters.values()]
-        if not parameters:
-            raise UsageError("forebay: the module has no parameters, so there is nothing to stream.")
-        dtypes = sorted({str(parameter.dtype) for parameter in parameters})
-        if len(dtypes) > 1 or parameters[0].dtype not in DTYPES:
-            raise UsageError(f"forebay: the parameters are {', '.join(dtypes)}. Give all of them one type before: "
-                             "model.to(torch.bfloat16), or float32, or float16.")
+        check_types(self._units)
 
     # ---- The store
 
@@ -104,26 +97,21 @@ class Streamed(InStore):
                 group = optimizer.group_number_of(parameter)
                 index = inventory.add(name, parameter.shape or [1], self._num_groups if group is None else group)
                 self._place[parameter] = layer, index
-        self._has_frozen = any(optimizer.group_number_of(parameter) is None for parameter in self._place)
+        self._trained = [each for each in self._place if optimizer.group_number_of(each) is not None]
         return self._make_layers(optimizer, inventory, DTYPES[self._layout[0][0].dtype], pass_="forward_backward",
                                  num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=num_places,
                                  update_in_backward=self._options.update_in_backward, device=self._device.name)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
-        return [*settings, Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if self._has_frozen else settings
+        frozen = [Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if len(self._trained) < len(self._place) else []
+        return settings + frozen
 
     def _fill(self, layers: Layers) -> None:
         if self.source is None:
             super()._fill(layers)
             return
-        source = self.source()
-        source.check()
-        source.fill_buffers()
-        for unit in self._units:
-            values = source(unit.parameters)
-            for parameter in unit.parameters.values():
-                layers.fill(self._place[parameter][1], DTYPES[parameter.dtype], memory_of(on_host(values[parameter])))
+        fill_from(self.source(), [unit.parameters for unit in self._units], layers, self._place)
 
     def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         """Makes the store of the module as it is, and takes its weights away."""
@@ -159,7 +147,7 @@ class Streamed(InStore):
     def num_deviations(self) -> int:
         return self._window.order.num_deviations if self._window is not None else 0
 
-    def move(self, folders: list[Path]) -> None:
+    def move(self, folders: list[str]) -> None:
         if self._window is not None and self._layers is not None:
             self._window.release()
             self._window.order.cancel()
@@ -175,7 +163,7 @@ class Streamed(InStore):
         self._window = Window(self._layers, self._units,
                               [[self._place[parameter][1] for parameter in unit.parameters.values()]
                                for unit in self._units], self._device, self._placeholder)
-        self._move_what_stays()
+        move_what_stays(self._module, self._device.torch_device)
         _saved.add_weights(self._window)
         for layer, unit in enumerate(self._units):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
@@ -184,17 +172,6 @@ class Streamed(InStore):
         if self._options.update_in_backward or self._options.ranks is not None:
             self._hand_over_in_order(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
-
-    def _move_what_stays(self) -> None:
-        """Buffers, and parameters without elements, to the device."""
-        moved: dict[torch.Tensor, torch.Tensor] = {}  # one that several modules have stays one
-        for part in self._module.modules():
-            for name, buffer in part._buffers.items():
-                if buffer is not None:
-                    part._buffers[name] = moved.setdefault(buffer, buffer.to(self._device.torch_device))
-        for parameter in self._module.parameters():
-            if parameter.numel() == 0:
-                parameter.data = parameter.data.to(self._device.torch_device)
 
     def _hand_over_in_order(self, optimizer: weakref.ref[Optimizer]) -> None:
         def add(parameter: torch.Tensor) -> None:
@@ -270,6 +247,9 @@ class Streamed(InStore):
 
     @contextlib.contextmanager
     def _around_module(self, optimizer: Optimizer | None) -> Iterator[None]:
+        # Behind the frame of the pass itself, which has asked contextlib.
+        if is_inside(sys._getframe(2), forward=True):
+            raise refusal("a forward pass")
         depth = self._depth
         self._depth += 1
         try:
@@ -289,6 +269,7 @@ class Streamed(InStore):
         if self._in_step and self._layers is not None:
             self._layers.settle()
 
+    @whole
     def _before_forward(self, optimizer: Optimizer) -> None:
         window = self._window
         assert window is not None and self._layers is not None
@@ -340,6 +321,7 @@ class Streamed(InStore):
 
     # ---- A step
 
+    @whole
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         if self._layers is None or self._window is None:
             return
@@ -353,6 +335,7 @@ class Streamed(InStore):
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer))
 
     @torch.no_grad()
+    @whole
     def _end_backward(self, optimizer: Optimizer) -> None:
         """Gradients were taken, and the backward pass, or one inside of it, is complete."""
         self._backward = None
@@ -376,6 +359,7 @@ class Streamed(InStore):
             self._all[0].grad = None
         self._all = None
 
+    @whole
     def _norm(self) -> float:
         """The norm of all gradients of the step, which are complete."""
         if self._layers is None or not self._in_step:
@@ -407,7 +391,7 @@ class Streamed(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + self._advice_about_order())
+                + advice_about_order(self._in_order, self._options.update_in_backward))
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
         if self._in_order is not None:
@@ -416,14 +400,6 @@ class Streamed(InStore):
         if layer not in self._open and len(self._open) == _NUM_OPEN_LAYERS:
             self._close(layers, next(iter(self._open)))
         self._hand_over_gradient(optimizer, layers, parameter)
-
-    def _advice_about_order(self) -> str:
-        if self._in_order is None:
-            return ""
-        needs = "gradients roughly in the order from the last unit to the first."
-        if self._options.update_in_backward:
-            return f" Or leave update_in_backward out: it needs {needs}"
-        return f" Or train with one process: ranks need {needs}"
 
     def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
@@ -496,7 +472,7 @@ class Streamed(InStore):
         """zero_grad(): may come between forward and backward, when there is nothing to forget."""
         if self._layers is None or self._window is None:
             return
-        if self._has_gradients():
+        if self.has_gradients():
             self._abandon(self._layers)
         self._window.release()  # what a backward pass that was broken off before its first gradient has left
         self._num_passes = 0
@@ -506,7 +482,14 @@ class Streamed(InStore):
         if self._layers is not None and self._in_step:
             self._abandon(self._layers)
 
-    def _has_gradients(self) -> bool:
+    def is_under_way(self, optimizer: Optimizer) -> bool:
+        return self.has_gradients() or self._adds_up()
+
+    def _adds_up(self) -> bool:
+        """Whether gradients of passes before the last one wait in p.grad."""
+        return any(p.grad is not None and not isinstance(p.grad, AllGradients) for p in self._trained)
+
+    def has_gradients(self) -> bool:
         return (bool(self._open) or any(self._is_handed)
                 or (self._in_order is not None and self._in_order.has_gradients()))
 
@@ -520,11 +503,15 @@ class Streamed(InStore):
         layers.abandon()
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        has_begun, num_passes = self._in_step, self._num_passes
         self._between_steps()
-        if self._window is not None:
-            self._window.needing_leases_to_end(super().commit, optimizer, user)
-        else:
+        if self._window is None or self._layers is None:
             super().commit(optimizer, user)
+            return
+        self._window.needing_leases_to_end(super().commit, optimizer, user)
+        if has_begun and not self._in_step:  # between forward and backward: the pass goes on
+            self._begin(optimizer, self._layers, 1.0)
+            self._num_passes = num_passes
 
     def _make_commit(self) -> None:
         assert self._window is not None
@@ -548,14 +535,24 @@ class Streamed(InStore):
         self._window.release()
         self._window.order.cancel()
         self._window.check()
-        if self._in_step and not self._has_gradients():
+        if self._in_step and not self.has_gradients():
+            if self._adds_up():
+                raise UsageError("forebay: gradients of a step wait for its other passes, and would be lost. Call "
+                                 "step() or zero_grad() before.")
             self._abandon(self._layers)
 
     # ---- The module's own interface
 
+    @whole
     def copies_of(self, parameters: Iterable[torch.Tensor]) -> dict[torch.Tensor, torch.Tensor]:
         """The weights of those that are in the store."""
+        self._refuse_inside(sys._getframe(), "a read of weights")
         return self._reads().copies_of(parameters)
+
+    @staticmethod
+    def _refuse_inside(frame: FrameType, what: str) -> None:
+        if is_inside(frame):
+            raise refusal(what)
 
     def _reads(self) -> Reads:
         assert self._window is not None
@@ -576,8 +573,10 @@ class Streamed(InStore):
         """The parameters of each unit."""
         return self._layout
 
+    @whole
     def weights(self) -> Iterator[dict[torch.Tensor, torch.Tensor]]:
         """All weights, unit by unit. They are here until the next unit comes, or while they are kept."""
+        self._refuse_inside(sys._getframe(), "a read of weights")
         assert self._window is not None
         if not self._in_step:
             self._window.release()
@@ -587,7 +586,9 @@ class Streamed(InStore):
             for layer, unit in enumerate(self._units):
                 yield dict(zip(unit.parameters.values(), self._window.fetch(layer)))
 
+    @whole
     def _fill_state_dict(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+        self._refuse_inside(sys._getframe(), "state_dict()")
         assert self._layers is not None
         self._reads().fill_state_dict(module, state, prefix, self._layers.plan()["ram_budget_bytes"])
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from forebay.errors import UsageError
+from forebay.torch._tensors import DTYPES
+
 
 class Unit(NamedTuple):
     """Its parameters, by their names in the whole module. `modules` hold some of them, and lie in no other unit."""
@@ -61,3 +64,14 @@ def _is_list_of_blocks(module: torch.nn.Module) -> bool:
     children = list(module.children())
     # A layer such as Linear is no block: a list of blocks has modules with modules.
     return all(type(child) is type(children[0]) and next(child.children(), None) is not None for child in children)
+
+
+def check_types(units: list[Unit]) -> None:
+    """UsageError: there are no parameters, or they are of several types, or of one that there are no kernels for."""
+    parameters = [parameter for unit in units for parameter in unit.parameters.values()]
+    if not parameters:
+        raise UsageError("forebay: the module has no parameters, so there is nothing to stream.")
+    dtypes = sorted({str(parameter.dtype) for parameter in parameters})
+    if len(dtypes) > 1 or parameters[0].dtype not in DTYPES:
+        raise UsageError(f"forebay: the parameters are {', '.join(dtypes)}. Give all of them one type before: "
+                         "model.to(torch.bfloat16), or float32, or float16.")

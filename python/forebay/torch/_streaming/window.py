@@ -18,6 +18,7 @@ from forebay.torch._saved import Saved
 from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import Unit
+from forebay.torch._under_way import is_within, refusal, whole
 
 
 class View(NamedTuple):
@@ -59,6 +60,7 @@ class Order:
         self._now: list[int] = []
         self._ahead: deque[int] = deque()
 
+    @whole
     def end(self) -> None:
         """Keeps the order of the pass that is over, and takes back what was announced."""
         if self._now:
@@ -66,11 +68,13 @@ class Order:
         self._now = []
         self.cancel()
 
+    @whole
     def begin(self, kind: str) -> None:
         """Announces a step, or a pass without one, as the last of its kind was. Nothing is leased, nor announced."""
         self._kind = kind
         self._announce(self._last.get(kind, []))
 
+    @whole
     def cancel(self) -> None:
         """Takes back what is announced, also where an interrupted call has left open whether it is."""
         self._layers.cancel_expected()
@@ -135,10 +139,12 @@ class Window:
 
     # ---- What is here
 
+    @whole
     def fetch(self, unit: int) -> list[torch.Tensor]:
         """The weights of a unit: they are here until the next unit is fetched, or while one of them is kept.
 
         OutOfMemoryError: too many are kept; it names their units."""
+        self._layers.check_process()
         if unit in self._here:
             self._device.use(self._leases[unit])
         else:
@@ -146,6 +152,8 @@ class Window:
                 raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go "
                                         "together with weights that come and go. Use loss.backward() or "
                                         "torch.autograd.grad, or transform a copy that is not streamed.")
+            if is_within(sys._getframe(), _MOVES):
+                raise refusal("a use of weights")
             self.release()
             self.check()
             self._check_placeholders(unit)
@@ -193,10 +201,12 @@ class Window:
                 raise
             raise kind(f"forebay: {doing}: {kept}") from error
 
+    @whole
     def pin(self, unit: int) -> None:
         self.fetch(unit)
         self._pins[unit] += 1
 
+    @whole
     def unpin(self, unit: int) -> None:
         """Also of one that could not be pinned."""
         if self._pins[unit] > 0:
@@ -204,6 +214,7 @@ class Window:
         if self._pins[unit] == 0 and unit in self._here:
             self._drop(unit)
 
+    @whole
     def release(self) -> None:
         """Takes away what is not pinned."""
         try:
@@ -225,11 +236,13 @@ class Window:
         finally:
             self.release()
 
+    @whole
     def unpin_all(self) -> None:
         """Takes away everything: no forward pass is under way."""
         self._pins = [0] * len(self._pins)
         self.release()
 
+    @whole
     def show(self, unit: int) -> None:
         """Parameters that were pointed elsewhere have again what is here of them."""
         if unit not in self._here:
@@ -257,6 +270,7 @@ class Window:
             self.order.cancel()
             self._moving = None
 
+    @whole
     def _drop(self, unit: int) -> None:
         self._recover()
         if unit not in self._here:
@@ -352,3 +366,6 @@ def _is_cast_of(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
     flat = weight.detach().view(-1)
     # The first elements alone tell nearly all others.
     return all(torch.equal(all_of_it[:count], flat[:count].to(tensor.dtype)) for count in (16, weight.numel()))
+
+
+_MOVES = frozenset({Window.fetch.__code__, Window._drop.__code__})
