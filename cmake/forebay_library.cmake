@@ -19,10 +19,6 @@ function(forebay_library module)
   endif()
 endfunction()
 
-# Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,
-# are not instrumented; a test above them that is worth it says SANITIZED.
-set(FOREBAY_CORE_MODULES base device memory collective aio measure step swap optimizer offload capi replay data)
-
 # forebay_test(<name> SOURCES x_test.cc DEPS ... LABELS unit): one GoogleTest program, one ctest entry per
 # test program (so that a suite of hundreds of cases costs one process start). FILTER is a GoogleTest
 # filter. A second entry for the same program (its slow cases, say) names it instead of sources:
