@@ -76,6 +76,18 @@ function(forebay_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
 endfunction()
 
+# forebay_share(<test> <share> [<target>...]): the test is one of those that `scripts/test` runs without arguments, and these
+# targets are what it needs. The share (programs, library, store or package: what the test says works) is a label.
+function(forebay_share test share)
+  set_property(TEST ${test} APPEND PROPERTY LABELS ${share} share)
+  if(NOT TARGET shares)
+    add_custom_target(shares)
+  endif()
+  if(ARGN)
+    add_dependencies(shares ${ARGN})
+  endif()
+endfunction()
+
 # forebay_pytest(<name> SOURCES x_test.py... LABELS e2e torch [ON_GPU]): runs pytest on these files, or on single
 # tests of them (x_test.py::test_y), in the Python environment of the tests (build/test-venv, made by scripts/test;
 # skipped where it is missing). The tests find the programs through FOREBAY_BIN. ON_GPU: where a GPU is emulated, and on

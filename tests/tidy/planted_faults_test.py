@@ -56,7 +56,7 @@ class PlantedFaultsTest(unittest.TestCase):
             (cls.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, cls.root / name)
         files = {"planted.h": HEADER, "planted.cc": SOURCE, "alone.h": "#pragma once\ninline not_declared x;\n",
-                 "kernel.cu": "int  x;\n", "kernel.cuh": "int  x;\n",
+                 "absent.cc": "struct not_built {};\n", "kernel.cu": "int  x;\n", "kernel.cuh": "int  x;\n",
                  "CMakeLists.txt": "forebay_library(MODULE SOURCES planted.cc)\n"}
         for module in MODULES:
             (cls.root / module).mkdir()
@@ -84,6 +84,7 @@ class PlantedFaultsTest(unittest.TestCase):
         text = self.run_gate("tests/tidy/clang_tidy.sh", self.build, *listed)
         self.assert_found_in_each(r"/MODULE/planted\.h:3:.*readability-identifier-naming", text)
         self.assert_found_in_each(r"/MODULE/planted\.cc:3:.*readability-function-size", text)
+        self.assert_found_in_each(r"/MODULE/absent\.cc:1:.*readability-identifier-naming", text)
 
     def test_the_formatter_reports_every_kind_of_file_of_every_module(self):
         text = self.run_gate("scripts/format", "--check")
