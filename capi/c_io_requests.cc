@@ -92,7 +92,7 @@ absl::StatusOr<uint64_t> IoRequests::Submit(const IoRequest& request) {
     if (limits.direct()) {
       FOREBAY_ASSIGN_OR_RETURN(cached, OpenFileOf(request));
     } else {
-      cached = std::move(direct);
+      cached = std::exchange(direct, UniqueFd());
     }
   }
   auto running = std::make_unique<Running>();

@@ -19,10 +19,6 @@ function(forebay_library module)
   endif()
 endfunction()
 
-# Modules whose tests also run under the sanitizers. oneDNN and libgomp, which model/ and so train/ call,
-# are not instrumented; a test above them that is worth it says SANITIZED.
-set(FOREBAY_CORE_MODULES base device memory collective aio measure step swap optimizer offload capi replay data)
-
 # forebay_test(<name> SOURCES x_test.cc DEPS ... LABELS unit): one GoogleTest program, one ctest entry per
 # test program (so that a suite of hundreds of cases costs one process start). FILTER is a GoogleTest
 # filter. A second entry for the same program (its slow cases, say) names it instead of sources:
@@ -78,6 +74,18 @@ function(forebay_test name)
     add_dependencies(${target} ${ARG_PROGRAM})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
+endfunction()
+
+# forebay_share(<test> <share> [<target>...]): the test is one of those that `scripts/test` runs without arguments, and these
+# targets are what it needs. The share (programs, library, store or package: what the test says works) is a label.
+function(forebay_share test share)
+  set_property(TEST ${test} APPEND PROPERTY LABELS ${share} share)
+  if(NOT TARGET shares)
+    add_custom_target(shares)
+  endif()
+  if(ARGN)
+    add_dependencies(shares ${ARGN})
+  endif()
 endfunction()
 
 # forebay_pytest(<name> SOURCES x_test.py... LABELS e2e torch [ON_GPU]): runs pytest on these files, or on single

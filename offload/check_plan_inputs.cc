@@ -4,9 +4,9 @@
 #include "forebay/base/errors.h"
 
 namespace forebay {
+namespace {
 
-absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& options,
-                             const MachineLimits& limits) {
+absl::Status CheckLayers(const PlanInputs& inputs) {
   const int num_layers = inputs.inventory.num_streamed_layers();
   if (inputs.pass != PassKind::kChain && num_layers == 0) {
     return UsageError("the inventory has no layer that a step goes through");
@@ -15,16 +15,17 @@ absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& opt
       (num_layers < 3 || inputs.chain.num_layers != num_layers)) {
     return UsageError(fmt::format(
         "the inventory has {} layers and the chain {}: a step goes through the same layers in "
-        "both, "
-        "at least three, of which the first takes the input and the last makes the loss",
+        "both, at least three, of which the first takes the input and the last makes the loss",
         num_layers, inputs.chain.num_layers));
   }
-  FOREBAY_RETURN_IF_ERROR(inputs.inventory.CheckRawLayersAreLast());
+  return inputs.inventory.CheckRawLayersAreLast();
+}
+
+absl::Status CheckDelay(const PlanInputs& inputs, const OffloadOptions& options) {
   if (options.delay_update_from == 1) {
     return UsageError(
         "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
-        "or "
-        "a later step, or 0");
+        "or a later step, or 0");
   }
   if (options.delay_update_from > 0 && options.durability != Durability::kReplay) {
     return UsageError(fmt::format(
@@ -37,6 +38,10 @@ absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& opt
         "delay_update_from: a step that computes with weights of two steps before could not be "
         "computed again with the raw tensors that it began with. Leave it at 0");
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckActivations(const PlanInputs& inputs, const OffloadOptions& options) {
   if (inputs.pass != PassKind::kChain && inputs.activation_bytes > 0) {
     return UsageError(
         "activation_bytes: the activations of a module are the caller's own. Leave them at 0, and "
@@ -47,24 +52,37 @@ absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& opt
         "activations_tier=nvme: how large an activation is has to be known (activation_bytes), and "
         "whoever computes takes the session's buffers for them");
   }
-  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
-    return UsageError(
-        fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
-  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiers(const PlanInputs& inputs, const OffloadOptions& options) {
   if (options.weights_tier == TierChoice::kDevice ||
       options.gradients_tier == TierChoice::kDevice) {
     return UsageError(
         "weights_tier and gradients_tier: only the optimizer's state may live on a GPU "
-        "(state_tier). "
-        "Use auto, host or nvme");
+        "(state_tier). Use auto, host or nvme");
   }
-  const bool has_none = options.state_tier == TierChoice::kDevice && inputs.device_state_bytes == 0;
-  if (has_none) {
+  if (options.state_tier == TierChoice::kDevice && inputs.device_state_bytes == 0) {
     return UsageError(
         "state_tier=gpu: nothing is computed on a GPU, or its memory leaves no room for the "
         "optimizer's state. Use state_tier=auto, or compute there (--device=cuda) with a larger "
         "--gpu_mem");
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& options,
+                             const MachineLimits& limits) {
+  FOREBAY_RETURN_IF_ERROR(CheckLayers(inputs));
+  FOREBAY_RETURN_IF_ERROR(CheckDelay(inputs, options));
+  FOREBAY_RETURN_IF_ERROR(CheckActivations(inputs, options));
+  if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
+    return UsageError(
+        fmt::format("tile_elems={} is not a multiple of {}", options.tile_elems, kLayerAlignElems));
+  }
+  FOREBAY_RETURN_IF_ERROR(CheckTiers(inputs, options));
   const StepBuffers buffers = options.buffers.value_or(StepBuffers());
   if (buffers.num_staging_tiles < 2 || buffers.num_block_buffers < 2) {
     return UsageError(fmt::format(

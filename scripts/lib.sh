@@ -10,6 +10,15 @@ fail() {
   exit 1
 }
 
+# timed <what> <program...>: runs it and notes its seconds where scripts/test looks for them (FOREBAY_TIMES, a file).
+timed() {
+  local what=$1 begin=$SECONDS code=0
+  shift
+  "$@" || code=$?
+  [ -z "${FOREBAY_TIMES:-}" ] || printf '%d %s\n' $((SECONDS - begin)) "$what" >>"$FOREBAY_TIMES"
+  return "$code"
+}
+
 as_root() {
   if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
@@ -33,41 +42,43 @@ need_packages() {
   fi
   say "installing system packages: ${missing[*]}"
   # A failed update is no failure yet: the packages may be in the local cache.
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
+  timed "apt-get update" as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
     say "apt-get update failed; trying with the package lists that are there"
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+  timed "system packages: ${missing[*]:0:3} ..." as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     "${missing[@]}" >/dev/null ||
     fail "apt-get could not install: ${missing[*]}" \
       "check the network and the lines above, then run '$program' again"
 }
 
-# need_browser: one that tests of reports look at pages with. Ubuntu's is a snap, which containers cannot run: there the
-# tests say what is missing.
-need_browser() {
-  if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then return; fi
-  # shellcheck source=/dev/null
-  if [ "$(. /etc/os-release && echo "$ID")" = debian ]; then need_packages chromium; fi
-}
-
 # version_at_least <version> <minimum>
 version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# need_venv <folder> <requirements file>: a Python environment with exactly these requirements met.
-# A copy of the requirements beside it says that it is complete, so a second run needs no network.
+# is_start_of <text> <file>
+is_start_of() { [ -e "$2" ] && printf '%s\n' "$1" | cmp -s -n "$((${#1} + 1))" - "$2"; }
+
+# need_venv <folder> <requirements file>...: a Python environment with these requirements met. A copy of them beside it
+# says that it is complete, so a second run needs no network. One that has those of the first files gets the others too.
 need_venv() {
-  local venv=$1 requirements=$2 stamp=$1/installed-requirements.txt
-  if cmp -s "$requirements" "$stamp" && "$venv/bin/python" -c '' 2>/dev/null; then return; fi
+  local venv=$1 stamp=$1/installed-requirements.txt requirements
+  shift
+  requirements=$(cat "$@")
+  if [ -e "$stamp" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    if is_start_of "$requirements" "$stamp"; then return; fi
+    is_start_of "$(cat "$stamp")" <(echo "$requirements") || rm -rf "$venv"
+  else
+    rm -rf "$venv"
+  fi
   command -v python3 >/dev/null || need_packages python3
   # Debian splits ensurepip, without which a venv has no pip, from python3.
   python3 -c 'import ensurepip' 2>/dev/null || need_packages python3-venv
-  say "making the Python environment ${venv#"$repo"/} ($(tr '\n' ' ' <"$requirements"))"
-  rm -rf "$venv"
-  python3 -m venv "$venv" ||
+  say "making the Python environment ${venv#"$repo"/} ($(echo "$requirements" | tr '\n' ' '))"
+  [ -e "$venv" ] || python3 -m venv "$venv" ||
     fail "python3 -m venv failed" "see the lines above; 'apt-get install python3-venv' may help"
-  "$venv/bin/pip" install -qq --disable-pip-version-check -r "$requirements" ||
-    fail "pip could not install the requirements in ${requirements#"$repo"/}" \
+  timed "Python packages in ${venv#"$repo"/}" \
+    "$venv/bin/pip" install -qq --disable-pip-version-check "${@/#/--requirement=}" ||
+    fail "pip could not install the requirements in ${*#"$repo"/}" \
       "check the network and the lines above, then run '$program' again"
-  cp "$requirements" "$stamp"
+  echo "$requirements" >"$stamp"
 }
 
 # need_cuda_headers: CUDA's headers, from /usr/local/cuda or else in build/cuda-headers, from NVIDIA's Python packages.

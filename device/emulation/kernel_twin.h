@@ -121,7 +121,7 @@ cudaError_t LaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, s
 #define blockIdx (::forebay::emulation::running->block)
 #define blockDim (::forebay::emulation::running->block_dim)
 #define gridDim (::forebay::emulation::running->grid_dim)
-constexpr int warpSize = 32;
+constexpr int warpSize = 32;  // NOLINT(readability-identifier-naming): CUDA's name
 
 // The caller's place, as a default argument has it.
 #define FOREBAY_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()

@@ -174,13 +174,25 @@ def check_installed_headers(root):
                 yield f"cmake/install.cmake: {header} is installed and includes {included}, which is not"
 
 
+def check_modules(root, arrows):
+    """The list of modules in CMake, which every gate reads, beside the table and the folders that there are."""
+    listing = root / "cmake" / "modules.cmake"
+    listed = set(re.search(r"set\(FOREBAY_MODULES\s([^)]*)\)", listing.read_text())[1].split())
+    in_table = {room.split("/")[0] for room in arrows}
+    for module in sorted(listed ^ in_table):
+        yield f"'{module}' is in only one of cmake/modules.cmake and the table of docs/architecture.md"
+    for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "build"))):
+        if folder.name not in listed | UNRESTRICTED and any(folder.rglob("*.cc")):
+            yield f"'{folder.name}' has C++ sources and is not in cmake/modules.cmake"
+
+
 def check_tree(root):
     arrows = read_arrows(root / "docs" / "architecture.md")
     circle = find_circle(arrows)
     if circle:
         return [f"docs/architecture.md: folders include each other: {' -> '.join(circle)}"]
     return [*(problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)),
-            *check_installed_headers(root)]
+            *check_installed_headers(root), *check_modules(root, arrows)]
 
 
 def main():

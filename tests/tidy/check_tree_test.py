@@ -19,13 +19,14 @@ TABLE = """
 
 Text after the table.
 """
+MODULES = "set(FOREBAY_MODULES\n  base swap model tools)\n"
 
 
 class CheckTreeTest(unittest.TestCase):
     def problems_of(self, files):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for name, contents in {"docs/architecture.md": TABLE, **files}.items():
+            for name, contents in {"docs/architecture.md": TABLE, "cmake/modules.cmake": MODULES, **files}.items():
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(contents)
@@ -109,6 +110,12 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem(files, "base/b.h, which is not")
         files["cmake/install.cmake"] = "set(FOREBAY_PUBLIC_HEADERS\n  base/a.h base/b.h)\n"
         self.assertEqual(self.problems_of(files), [])
+
+    def test_a_folder_that_is_missing_from_the_list_of_modules_is_found(self):
+        self.assert_one_problem({"cmake/modules.cmake": MODULES.replace(" tools", "")}, "'tools' is in only one of")
+        self.assert_one_problem({"cmake/modules.cmake": MODULES.replace("tools", "tools other")}, "'other' is in only one")
+        self.assert_one_problem({"other/a.cc": "int x;\n"}, "'other' has C++ sources")
+        self.assertEqual(self.problems_of({"tests/a.cc": "int x;\n"}), [])
 
     def test_a_missing_table_is_an_error(self):
         with self.assertRaises(ValueError):

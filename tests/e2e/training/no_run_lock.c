@@ -1,4 +1,5 @@
-// Locks of a run folder fail as on a file system without them: preloaded, with the errno in NO_LOCK_ERRNO.
+// Locks of a run folder fail as on a file system without them: preloaded, with the errno in
+// NO_LOCK_ERRNO.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,5 +1,6 @@
-// Reads that meet one block of one file fail with EIO, as those of a bad sector do: preloaded, with the inode of the file
-// in BAD_INODE and the block of 4096 bytes in BAD_BLOCK. For whoever reads with pread, as --engine=threads does.
+// Reads that meet one block of one file fail with EIO, as those of a bad sector do: preloaded, with
+// the inode of the file in BAD_INODE and the block of 4096 bytes in BAD_BLOCK. For whoever reads
+// with pread, as --engine=threads does.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,7 +14,8 @@ static int is_bad(int fd, long long begin, size_t bytes) {
   struct stat info;
   if (inode == NULL || block == NULL || fstat(fd, &info) != 0) return 0;
   const long long bad = atoll(block) * 4096;
-  return (unsigned long long)info.st_ino == strtoull(inode, NULL, 10) && begin < bad + 4096 && begin + (long long)bytes > bad;
+  return (unsigned long long)info.st_ino == strtoull(inode, NULL, 10) && begin < bad + 4096 &&
+         begin + (long long)bytes > bad;
 }
 
 typedef ssize_t (*pread_function)(int, void*, size_t, off_t);
