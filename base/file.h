@@ -73,8 +73,8 @@ absl::Status SyncDirectory(const std::string& directory);
 // False where the file system refuses to say as well: for messages about what others made, use
 // ProbePath.
 bool FileExists(const std::string& path);
-// Whether there is something at `path`, be it a link that leads nowhere. StorageError with errno and fix when that cannot be known:
-// EACCES on a folder of the way above all.
+// Whether there is something at `path`, be it a link that leads nowhere. StorageError with errno
+// and fix if that cannot be known: EACCES on a folder of the way above all.
 absl::StatusOr<bool> ProbePath(const std::string& path);
 bool IsDirectory(const std::string& path);
 // The names of what is in a folder, sorted; none where there is no folder. StorageError.

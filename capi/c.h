@@ -3,8 +3,7 @@
    library is libforebay.so.
 
    Rules:
-   - Objects are opaque. A `_create` gives one, the `_destroy` of its type ends it; NULL is
-     destroyed for free.
+   - Objects are opaque. A `_create` gives one, the `_destroy` of its type ends it, or NULL.
    - A call that can fail returns a code (FOREBAY_OK is 0; the others are the exit codes of the
      program `forebay`) and takes `char** message` last, which may be NULL. Where a call fails,
      *message is a text that says what failed, why and what to do about it: free it with
@@ -31,8 +30,7 @@ extern "C" {
 #endif
 
 #define FOREBAY_ABI_VERSION 1
-/* The FOREBAY_ABI_VERSION that the library was compiled with. It grows when something that was
-   there changes; what is added leaves it alone. */
+/* FOREBAY_ABI_VERSION of the library. It grows if something that was there changes. */
 int32_t forebay_abi_version(void);
 const char* forebay_version(void); /* "0.1.0"; not to be freed */
 void forebay_free(void* text);
@@ -231,19 +229,14 @@ int32_t forebay_layers_new(const forebay_layers_options* options,
                            char** message);
 /* Steps that are not committed are lost. Leases that are out stay readable, and end later. */
 void forebay_layers_destroy(forebay_layers* layers);
-/* Gives the plan as JSON: memory and disk of each part, the bytes that a step moves. Free it. */
+/* The plan as JSON: memory and disk of each part, bytes moved by a step. Free it. */
 int32_t forebay_layers_plan_json(forebay_layers* layers, char** json, char** message);
 
-/* Whether there is a store in the folders, whole or damaged: 1 or 0. What a creation left that was
-   killed before its first commit counts as none. -1: that cannot be known, and the next
-   forebay_layers_open says why. Nothing may be created then; forebay_layers_create refuses too.
-   Of ranks all make this call.
-   To go on with a store that has to be there (its disk may not be mounted), call
-   forebay_layers_open without asking: BAD_INPUT if there is none. */
+/* Whether a store is in the folders, even a damaged one: 1 or 0 (also of a creation that was
+   killed). -1: unknown; the next open says why, create refuses. All ranks call. A store that must
+   be there is opened unasked, as its disk may not be mounted: BAD_INPUT if there is none. */
 int32_t forebay_layers_exists(forebay_layers* layers);
-/* Removes the store in the folders if it has made no step, so that one with other weights can be
-   created. USAGE: it has made some, or is open; nothing is removed then. Of ranks all make this
-   call. */
+/* Removes a store that has made no step. USAGE: it made some, or is open. All ranks call. */
 int32_t forebay_layers_remove(forebay_layers* layers, char** message);
 /* Makes the store. USAGE where one is there; DOES_NOT_FIT, STORAGE; ENVIRONMENT where another
    process uses the folders. */
@@ -260,9 +253,8 @@ int32_t forebay_layers_start(forebay_layers* layers, const char* user, size_t us
    any number of ranks may have made, with any zero_stage. That stays as it is. */
 int32_t forebay_layers_create_from(forebay_layers* layers, const char* const* folders,
                                    size_t num_folders, char** message);
-/* Opens the newest committed step; under durability REPLAY the gradients that a crash has left are
-   applied. BAD_INPUT: there is no store. USAGE: it has other tensors than the inventory. CORRUPT:
-   it is damaged. */
+/* Opens the newest committed step, and applies gradients that a crash has left (REPLAY). BAD_INPUT:
+   no store is there. USAGE: it has other tensors than the inventory. CORRUPT: it is damaged. */
 int32_t forebay_layers_open(forebay_layers* layers, char** message);
 
 /* Announces the layers that will be acquired next, in order, behind those already announced. */

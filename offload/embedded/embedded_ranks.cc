@@ -116,9 +116,8 @@ absl::Status AgreeOnCreation(const StoreStanding& own, Communicator& ranks, bool
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<StoreStanding> all, GatherValues(ranks, own));
   const auto without = std::ranges::find(all, false, &StoreStanding::is_there);
   if (without == all.end()) return absl::OkStatus();
-  const auto finished = std::ranges::find_if(all, [](const StoreStanding& store) {
-    return store.is_there && !store.is_unfinished;
-  });
+  const auto finished = std::ranges::find_if(
+      all, [](const StoreStanding& store) { return store.is_there && !store.is_unfinished; });
   if (finished != all.end()) {
     const auto rank_without = static_cast<int>(without - all.begin());
     return CorruptError(fmt::format(

@@ -157,9 +157,9 @@ absl::StatusOr<StoreStanding> EmbeddedRun::StandingOfStore() {
   if (!HasCommit(state)) return StoreStanding{};
   FOREBAY_RETURN_IF_ERROR(OpenIo());
   // To read: who opens it to write ends its creation.
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<TensorStore> store,
-                           TensorStore::Open(options_.offload.nvme, engine_.engine.get(), "",
-                                             StoreAccess::kReadOnly));
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      TensorStore::Open(options_.offload.nvme, engine_.engine.get(), "", StoreAccess::kReadOnly));
   return StoreStanding{.is_there = true,
                        .step = store->committed().step,
                        .is_unfinished = state == StoreState::kUnfinished};

@@ -73,8 +73,8 @@ class EmbeddedRun {
   // that is half made (StoreState) counts as none, and BeginCreate removes it. StorageError if that
   // cannot be known, which the next Open gives too; the errors of AgreeOnCreation.
   absl::StatusOr<bool> Exists();
-  // Removes a store that is at step 0, for one with other weights; OK if there is none. Of ranks all
-  // make this call. UsageError: it has made steps, or is open; nothing is removed then.
+  // Removes a store that is at step 0, for one with other weights; OK if there is none. Of ranks
+  // all make this call. UsageError: it has made steps, or is open; nothing is removed then.
   // StorageError, CorruptError, EnvironmentError.
   absl::Status RemoveUnused();
   // Makes a store, to be filled. The errors of TensorStore::Create.

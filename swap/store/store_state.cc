@@ -27,7 +27,8 @@ absl::StatusOr<std::vector<std::string>> StoreFilesIn(const std::string& directo
     for (const std::string& name : copies) names.push_back(JoinPath(kCopyFolderName, name));
   }
   std::erase_if(names, [](const std::string& name) {
-    return name != kCreatingName && std::ranges::count(kStoreFileNames, std::string_view(name)) == 0;
+    return name != kCreatingName &&
+           std::ranges::count(kStoreFileNames, std::string_view(name)) == 0;
   });
   return names;
 }

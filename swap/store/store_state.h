@@ -37,7 +37,9 @@ absl::StatusOr<FolderState> LookAtFolder(const std::string& directory);
 // The highest state of several folders.
 absl::StatusOr<StoreState> LookForStore(std::span<const std::string> directories);
 // Whether that is a store which can be opened, or needs repair: its creation came to a commit.
-inline bool HasCommit(StoreState state) { return state >= StoreState::kUnfinished; }
+inline bool HasCommit(StoreState state) {
+  return state >= StoreState::kUnfinished;
+}
 
 // Marks a folder. StorageError. Requires: the caller holds the folder's lock.
 absl::Status MarkCreating(const std::string& directory);

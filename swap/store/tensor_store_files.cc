@@ -105,9 +105,10 @@ absl::Status TensorStore::Impl::CheckKinds() {
       return CorruptError(fmt::format(
           "'{}' is {}, and the store's file has to be there. Nothing was changed. Put the file "
           "back, or restore the store from a copy",
-          path, S_ISLNK(info.st_mode)   ? "a symbolic link"
-                : S_ISDIR(info.st_mode) ? "a folder"
-                                        : "no regular file"));
+          path,
+          S_ISLNK(info.st_mode)   ? "a symbolic link"
+          : S_ISDIR(info.st_mode) ? "a folder"
+                                  : "no regular file"));
     }
   }
   return absl::OkStatus();

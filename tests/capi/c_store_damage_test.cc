@@ -118,12 +118,30 @@ const std::vector<Damage>& Damages() {
          fs::remove(path);
          fs::create_directory(path);
        }},
-      {"open EIO", [](const std::string& path) { fault = {path, EIO}; }},
-      {"open EACCES", [](const std::string& path) { fault = {path, EACCES}; }},
-      {"open EMFILE", [](const std::string& path) { fault = {path, EMFILE}; }},
-      {"open ESTALE", [](const std::string& path) { fault = {path, ESTALE}; }},
-      {"open ENOMEM", [](const std::string& path) { fault = {path, ENOMEM}; }},
-      {"read EIO", [](const std::string& path) { fault = {path, 0, EIO}; }},
+      {"open EIO",
+       [](const std::string& path) {
+         fault = {path, EIO};
+       }},
+      {"open EACCES",
+       [](const std::string& path) {
+         fault = {path, EACCES};
+       }},
+      {"open EMFILE",
+       [](const std::string& path) {
+         fault = {path, EMFILE};
+       }},
+      {"open ESTALE",
+       [](const std::string& path) {
+         fault = {path, ESTALE};
+       }},
+      {"open ENOMEM",
+       [](const std::string& path) {
+         fault = {path, ENOMEM};
+       }},
+      {"read EIO",
+       [](const std::string& path) {
+         fault = {path, 0, EIO};
+       }},
   };
   return damages;
 }

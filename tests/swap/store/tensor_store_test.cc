@@ -1,5 +1,5 @@
-#include "forebay/swap/store/store_state.h"
 #include "forebay/swap/store/tensor_store.h"
+#include "forebay/swap/store/store_state.h"
 
 #include <fcntl.h>
 #include <sys/mount.h>
