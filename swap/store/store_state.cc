@@ -33,22 +33,22 @@ absl::StatusOr<std::vector<std::string>> StoreFilesIn(const std::string& directo
   return names;
 }
 
-enum class Found : uint8_t { kNothing, kRecord, kDamaged };
+enum class RecordFound : uint8_t { kNothing, kRecord, kDamaged };
 
 // What lies at `offset_bytes` of a file. A file that ends before is one that was not filled yet.
-absl::StatusOr<Found> LookForRecord(const std::string& path, int64_t offset_bytes,
-                                    CommitRecord& record) {
+absl::StatusOr<RecordFound> LookForRecord(const std::string& path, int64_t offset_bytes,
+                                          CommitRecord& record) {
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t size_bytes, FileSize(path));
-  if (size_bytes < offset_bytes + kCommitRecordBytes) return Found::kNothing;
+  if (size_bytes < offset_bytes + kCommitRecordBytes) return RecordFound::kNothing;
   std::vector<std::byte> bytes(static_cast<size_t>(kCommitRecordBytes));
   FOREBAY_RETURN_IF_ERROR(PreadAll(fd.get(), bytes, offset_bytes, path));
   const absl::StatusOr<DecodedCopy> copy = DecodeCommitRecord(bytes, path);
-  if (!copy.ok()) return Found::kRecord;  // of another version
+  if (!copy.ok()) return RecordFound::kRecord;  // of another version
   if (copy->state == CopyState::kGood) record = copy->record;
-  return copy->state == CopyState::kGood  ? Found::kRecord
-         : copy->state == CopyState::kBad ? Found::kDamaged
-                                          : Found::kNothing;
+  return copy->state == CopyState::kGood  ? RecordFound::kRecord
+         : copy->state == CopyState::kBad ? RecordFound::kDamaged
+                                          : RecordFound::kNothing;
 }
 
 // The first copy of a record is durable before the second one is touched, so a creation leaves one
@@ -61,10 +61,10 @@ absl::StatusOr<StoreState> StateByRecords(const std::string& directory,
   CommitRecord record;
   for (const char* name : kCommitNames) {
     if (!has(name)) continue;
-    FOREBAY_ASSIGN_OR_RETURN(const Found found,
+    FOREBAY_ASSIGN_OR_RETURN(const RecordFound found,
                              LookForRecord(JoinPath(directory, name), 0, record));
-    if (found == Found::kRecord) return StoreState::kUnfinished;
-    if (found == Found::kDamaged) ++num_damaged;
+    if (found == RecordFound::kRecord) return StoreState::kUnfinished;
+    if (found == RecordFound::kDamaged) ++num_damaged;
   }
   const bool has_manifest = std::ranges::any_of(kManifestNames, has);
   return num_damaged == kNumCopies && has_manifest ? StoreState::kThere : StoreState::kHalfMade;
@@ -80,8 +80,8 @@ absl::StatusOr<bool> HasLaterSeals(const std::string& directory,
     FOREBAY_ASSIGN_OR_RETURN(const int64_t size_bytes, FileSize(path));
     for (const int64_t offset_bytes : {int64_t{0}, size_bytes / kMostSlots}) {
       CommitRecord record;
-      FOREBAY_ASSIGN_OR_RETURN(const Found found, LookForRecord(path, offset_bytes, record));
-      if (found == Found::kRecord && record.sequence > 1) return true;
+      FOREBAY_ASSIGN_OR_RETURN(const RecordFound found, LookForRecord(path, offset_bytes, record));
+      if (found == RecordFound::kRecord && record.sequence > 1) return true;
     }
   }
   return false;
