@@ -107,7 +107,7 @@ std::string Text(const Json& json) {
                            FormatBytes(stripes[i]["bytes"].get<int64_t>()),
                            stripes[i]["weight"].get<int64_t>()));
     }
-    line("from model", json["model"].get<std::string>());
+    if (json.contains("model")) line("from model", json["model"].get<std::string>());
     for (const Json& note : json["notes"]) line("note", note.get<std::string>());
   }
   if (json.contains("digest")) line("digest", json["digest"].get<std::string>());
@@ -131,7 +131,7 @@ std::string Text(const Json& json) {
 class InspectCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
-    app.add_option("PATH", path_, "model folder or run folder")->required();
+    app.add_option("PATH", path_, "model folder, run folder, or the folder of a store")->required();
     app.add_flag("--hash", options_.hash,
                  "a digest over all values, the same whatever the tiers and tiles (XXH3-128)");
     app.add_flag(

@@ -137,6 +137,23 @@ class InitAndInspect(CliTest):
         self.assertFalse(os.path.exists(self.path("run", "swap")))
         self.assertIn("forebay clean", self.run_forebay("inspect", "run", expect=3).stderr)
 
+    def test_a_store_of_another_program_is_inspected_and_repaired(self):
+        """The store of a run is one, if only its own folder is named."""
+        self.write("config.json", json.dumps(CONFIG))
+        self.run_forebay("init", "--config=config.json", "--out=run", "--run")
+        store = self.path("run", "swap")
+        document = json.loads(self.run_forebay("inspect", "run/swap", "--verify", "--tensors", "--format=json").stdout)
+        self.assertEqual((document["kind"], document["step"]), ("store", 0))
+        self.assertEqual(document["verified"]["damaged"], [])
+        self.assertEqual(len(document["tensors"]), document["num_tensors"])
+        self.run_forebay("inspect", "run/swap", "--hash", expect=2)
+        for name in ("commit.fbs", os.path.join("copy", "commit.fbs")):
+            with open(os.path.join(store, name), "r+b") as file:
+                file.write(bytes(4096))
+        self.assertIn("--repair", self.run_forebay("inspect", "run/swap", expect=8).stderr)
+        self.assertIn("step 0", self.run_forebay("inspect", "run/swap", "--repair").stdout)
+        self.assertIn("all of it is what was written", self.run_forebay("inspect", "run/swap", "--verify").stdout)
+
     def test_files_are_private(self):
         self.make_model()
         for name in os.listdir(self.path("model")):

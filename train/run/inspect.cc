@@ -15,6 +15,7 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/files/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
+#include "forebay/swap/store/store_state.h"
 #include "forebay/train/export/export_manifest.h"
 #include "forebay/train/export/run_state.h"
 #include "forebay/train/files/committed_trainer.h"
@@ -176,6 +177,14 @@ absl::StatusOr<RestoredFiles> RepairRecordsOf(const std::string& path,
   return RepairRecords(path, store->committed());
 }
 
+Json RepairedJson(const RepairReport& report) {
+  return {{"changed", report.changed},
+          {"step_before", report.step_before},
+          {"step", report.step},
+          {"damaged", ToJson(report.damaged)},
+          {"notes", report.notes}};
+}
+
 // For who is told of an error only.
 std::string WhatWasRepaired(const RepairReport& report) {
   if (report.step_before >= 0 && report.step != report.step_before) {
@@ -201,11 +210,7 @@ absl::Status Repair(const std::string& path, const InspectOptions& options, Engi
   FOREBAY_ASSIGN_OR_RETURN(
       const RepairReport report,
       TensorStore::Repair(directories, engine, uuid, &budget, ProgressOf(kVerifying, options)));
-  json["repaired"] = {{"changed", report.changed},
-                      {"step_before", report.step_before},
-                      {"step", report.step},
-                      {"damaged", ToJson(report.damaged)},
-                      {"notes", report.notes}};
+  json["repaired"] = RepairedJson(report);
   const absl::StatusOr<RestoredFiles> records = RepairRecordsOf(path, directories, engine, uuid);
   if (!records.ok()) return Annotate(records.status(), WhatWasRepaired(report));
   json["written_anew"] = records->written;
@@ -241,6 +246,40 @@ absl::StatusOr<std::string> DigestOfRun(const std::string& path, const Json& run
   return state.Digest(progress);
 }
 
+// What a store says of itself. `tensors`: filled with an entry of each.
+Json DescribeStore(const TensorStore& store, Json& tensors) {
+  const TileMap& tiles = store.tiles();
+  const DType dtype = WeightDType(tiles.layout());
+  int64_t bytes = 0;
+  for (const TensorSpec& tensor : store.inventory().tensors()) {
+    const int64_t tensor_bytes = BytesOf(tiles, tensor);
+    bytes += tensor_bytes;
+    tensors.push_back(TensorEntry(tensor.name, tensor.shape,
+                                  tensor.raw ? "raw" : SafetensorsName(dtype), tensor_bytes));
+  }
+  Json json;
+  json["notes"] = store.notes();
+  json["num_tensors"] = tensors.size();
+  json["params"] = store.inventory().num_params();
+  json["bytes"] = bytes;
+  json["step"] = store.committed().step;
+  json["slots"] = store.num_slots();
+  json["layout"] = NameOf(tiles.layout());
+  json["moments"] = Json::array();
+  if (tiles.moment_set().m) json["moments"].push_back("m");
+  if (tiles.moment_set().v) json["moments"].push_back("v");
+  json["tile_elems"] = tiles.tile_elems();
+  const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, store.num_slots(), {});
+  json["store_bytes"] = Total(stripe_bytes);
+  json["stripes"] = Json::array();
+  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
+    json["stripes"].push_back({{"folder", store.directories()[stripe]},
+                               {"weight", tiles.stripe_weights()[stripe]},
+                               {"bytes", stripe_bytes[stripe]}});
+  }
+  return json;
+}
+
 absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& options) {
   Json repaired = Json::object();
   if (options.repair) {
@@ -260,44 +299,18 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
       OpenRunStore(path, directories, engine.get(),
                    in_use ? StoreAccess::kBesideWriter : StoreAccess::kReadOnly));
   FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
-  const TileMap& tiles = store->tiles();
-  const DType dtype = WeightDType(tiles.layout());
-  Json tensors = Json::array();
-  int64_t bytes = 0;
-  for (const TensorSpec& tensor : store->inventory().tensors()) {
-    const int64_t tensor_bytes = BytesOf(tiles, tensor);
-    bytes += tensor_bytes;
-    tensors.push_back(TensorEntry(tensor.name, tensor.shape, SafetensorsName(dtype), tensor_bytes));
-  }
   const std::string model = ModelOf(path, run);
   const absl::StatusOr<DecoderConfig> config =
       ReadDecoderConfig(RunFilesOf(run).empty() ? model : RunPaths(path).files);
+  Json tensors = Json::array();
   Json json;
   json["kind"] = "run";
   json["path"] = path;
   json["in_use"] = in_use;
-  json["notes"] = store->notes();
   // The folder that the run started from may be gone; the store stands for itself.
   json["architecture"] = config.ok() ? config->architecture : "";
-  json["num_tensors"] = tensors.size();
-  json["params"] = store->inventory().num_params();
-  json["bytes"] = bytes;
-  json["step"] = store->committed().step;
+  json.update(DescribeStore(*store, tensors));
   if (const RankPart part = PartOf(run); part.of > 1) json["part"] = ToJson(part);
-  json["slots"] = store->num_slots();
-  json["layout"] = NameOf(tiles.layout());
-  json["moments"] = Json::array();
-  if (tiles.moment_set().m) json["moments"].push_back("m");
-  if (tiles.moment_set().v) json["moments"].push_back("v");
-  json["tile_elems"] = tiles.tile_elems();
-  const StripeBytes stripe_bytes = TensorStore::DiskBytes(tiles, store->num_slots(), {});
-  json["store_bytes"] = Total(stripe_bytes);
-  json["stripes"] = Json::array();
-  for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    json["stripes"].push_back({{"folder", store->directories()[stripe]},
-                               {"weight", tiles.stripe_weights()[stripe]},
-                               {"bytes", stripe_bytes[stripe]}});
-  }
   json["model"] = model;
   if (options.hash) {
     FOREBAY_ASSIGN_OR_RETURN(json["digest"], DigestOfRun(path, run, engine.get(), *store,
@@ -312,21 +325,58 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
   return json;
 }
 
+// The store of a program that embeds forebay, in PyTorch for example, which has no run folder.
+absl::StatusOr<Json> InspectStore(const std::string& path, const InspectOptions& options) {
+  if (options.hash) {
+    return UsageError(fmt::format(
+        "--hash is a digest of a run or a model, and '{}' is the store of another program. "
+        "--verify compares all of it with its checksums",
+        path));
+  }
+  const std::vector<std::string> directories = {path};
+  const bool in_use = !options.repair && IsAnyLocked(directories);
+  const std::unique_ptr<Engine> engine = EngineToInspect(in_use);
+  Json json = {{"kind", "store"}, {"path", path}, {"in_use", in_use}, {"architecture", ""}};
+  if (options.repair) {
+    MemoryBudget budget(0);
+    FOREBAY_ASSIGN_OR_RETURN(const RepairReport report,
+                             TensorStore::Repair(directories, engine.get(), "", &budget,
+                                                 ProgressOf(kVerifying, options)));
+    json["repaired"] = RepairedJson(report);
+  }
+  FOREBAY_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TensorStore> store,
+      TensorStore::Open(directories, engine.get(), "",
+                        in_use ? StoreAccess::kBesideWriter : StoreAccess::kReadOnly));
+  FOREBAY_RETURN_IF_ERROR(CheckHasCommit(*store));
+  Json tensors = Json::array();
+  json.update(DescribeStore(*store, tensors));
+  if (options.verify) {
+    FOREBAY_ASSIGN_OR_RETURN(json["verified"], Verify(*store, in_use, options));
+  }
+  if (options.tensors) json["tensors"] = std::move(tensors);
+  return json;
+}
+
 }  // namespace
 
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options) {
   if (!FileExists(path)) {
-    return BadInputError(fmt::format(
-        "'{}' does not exist. Name a run folder (--out of train) or a model folder", path));
+    return BadInputError(
+        fmt::format("'{}' does not exist. Name a run folder (--out of train) or a model folder, or "
+                    "that of a store",
+                    path));
   }
   if (IsRunFolder(path)) return InspectRun(path, options);
   // Of an export, config.json may be what is missing.
   const bool is_model = IsDirectory(path) && (FileExists(JoinPath(path, "config.json")) ||
                                               (options.verify && HasManifest(path)));
   if (!is_model) {
+    FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(path));
+    if (HasCommit(found.state)) return InspectStore(path, options);
     return BadInputError(
         fmt::format("'{}' is neither a model folder (it has no config.json) nor a run folder (it "
-                    "has no run.json)",
+                    "has no run.json), nor does it have a store",
                     path));
   }
   if (options.repair) {

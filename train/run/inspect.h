@@ -1,4 +1,4 @@
-// `forebay inspect`: what a model folder or a run holds.
+// `forebay inspect`: what a model folder, a run or the store of another program holds.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +30,12 @@ struct InspectOptions {
 // where run.json is lost.
 //   "run":   in_use (whether a process works on it), notes (what of it is there but once), step,
 //   layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
+//   "store": the same without model; of a store in one folder
 // Only `repair` changes anything, or makes a file. A run that is in use is looked at and verified
 // beside its process, with low priority; its digest cannot be taken, nor a run with one slot be
 // verified: EnvironmentError.
-// BadInputError when `path` is neither; or for `verify` of a model without a manifest;
-// UsageError for `repair` of a model folder;
+// BadInputError when `path` is none of them; or for `verify` of a model without a manifest;
+// UsageError for `repair` of a model folder, and for `hash` of a store;
 // CorruptError or EnvironmentError from the run's store.
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options);
 

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "fmt/format.h"
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/base/errors.h"
+#include "forebay/memory/memory_budget.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/swap/store/store_lock.h"
@@ -318,6 +320,36 @@ TEST_F(StripedStoreTest, FoldersOnOneFileSystemNeedItsSpaceTogether) {
   // With the other part elsewhere it fits.
   EXPECT_TRUE(Create({folders[0], a_}).ok());
   EXPECT_EQ(::umount2(small.c_str(), MNT_DETACH), 0);
+}
+
+// What a crash of a file system or a slip of the hand may leave of all commit records.
+TEST_F(StripedStoreTest, RepairMakesLostCommitRecordsAnewFromTheChecksums) {
+  for (const auto& folders : {std::vector{a_}, std::vector{a_, b_}}) {
+    for (const bool is_there : {false, true}) {
+      for (const uintmax_t left_bytes : {0, 2048, 4096, 8192}) {
+        for (const bool is_zero : {false, true}) {
+          SCOPED_TRACE(fmt::format("{} {} {}", is_there, left_bytes, is_zero));
+          MakeSteps(folders, 3);
+          for (const std::string& folder : folders) {
+            for (const char* name : kCommitNames) {
+              const std::string path = JoinPath(folder, name);
+              std::filesystem::resize_file(path, is_zero ? 0 : 16);
+              std::filesystem::resize_file(path, left_bytes);
+              if (!is_there) std::filesystem::remove(path);
+            }
+          }
+          EXPECT_EQ(ExitCodeOf(OpenError(folders)), ExitCode::kCorrupt);
+          EXPECT_EQ(ExitCodeOf(Create(folders).status()), ExitCode::kUsage);
+          MemoryBudget budget(0);
+          const auto report = TensorStore::Repair(folders, engine_.get(), "", &budget, {});
+          ASSERT_TRUE(report.ok()) << report.status();
+          EXPECT_EQ(report->step, 3);
+          EXPECT_TRUE(HoldsStep(*MustOpen(folders), 3));
+          ASSERT_TRUE(TensorStore::Remove(folders).ok());
+        }
+      }
+    }
+  }
 }
 
 TEST_F(StripedStoreTest, FoldersThatLostTheirManifestsAreNotTakenByACreation) {
