@@ -33,7 +33,7 @@ bool IsOfARun(std::string_view name) {
 
 }  // namespace
 
-std::string AbsolutePath(const std::string& path) {
+std::string NormalPath(const std::string& path) {
   std::error_code error;
   const std::string absolute = std::filesystem::absolute(path, error).lexically_normal().string();
   return error ? path : absolute;
@@ -41,24 +41,24 @@ std::string AbsolutePath(const std::string& path) {
 
 std::string CanonicalPath(const std::string& path) {
   std::error_code error;
-  const auto canonical = std::filesystem::weakly_canonical(AbsolutePath(path), error);
-  return error ? AbsolutePath(path) : canonical.string();
+  const auto canonical = std::filesystem::weakly_canonical(NormalPath(path), error);
+  return error ? NormalPath(path) : canonical.string();
 }
 
 bool IsInside(const std::string& folder, const std::string& path) {
-  return !PathInside(AbsolutePath(folder), AbsolutePath(path)).empty();
+  return !PathInside(NormalPath(folder), NormalPath(path)).empty();
 }
 
 std::vector<std::string> NewStoreDirectories(const TrainOptions& options) {
   const std::string inside = JoinPath(options.out, "swap");
   if (options.nvme.empty()) return {inside};
-  const std::string out = AbsolutePath(options.out);
+  const std::string out = NormalPath(options.out);
   const std::string name =
       fmt::format("{}{}-{}", kStorePrefix, std::filesystem::path(out).filename().string(),
                   Xxh3_128Hex(out).substr(0, kStoreHashDigits));
   std::vector<std::string> directories;
   for (const std::string& nvme : options.nvme) {
-    directories.push_back(nvme == inside ? inside : JoinPath(AbsolutePath(nvme), name));
+    directories.push_back(nvme == inside ? inside : JoinPath(NormalPath(nvme), name));
   }
   return directories;
 }
@@ -66,9 +66,9 @@ std::vector<std::string> NewStoreDirectories(const TrainOptions& options) {
 Json RecordedStoreDirectories(const std::string& out, const std::vector<std::string>& directories) {
   Json recorded = Json::array();
   for (const std::string& directory : directories) {
-    std::string inside = PathInside(AbsolutePath(out), AbsolutePath(directory));
+    std::string inside = PathInside(NormalPath(out), NormalPath(directory));
     if (inside.empty()) inside = PathInside(CanonicalPath(out), CanonicalPath(directory));
-    recorded.push_back(inside.empty() ? AbsolutePath(directory) : inside);
+    recorded.push_back(inside.empty() ? NormalPath(directory) : inside);
   }
   return recorded;
 }
@@ -76,7 +76,7 @@ Json RecordedStoreDirectories(const std::string& out, const std::vector<std::str
 std::vector<std::string> FoldersToName(const std::vector<std::string>& directories) {
   std::vector<std::string> folders;
   for (const std::string& directory : directories) {
-    const std::filesystem::path path = AbsolutePath(directory);
+    const std::filesystem::path path = NormalPath(directory);
     const std::string parent = path.parent_path();
     const bool is_free = std::ranges::count(folders, parent) == 0;
     folders.push_back(is_free && IsOfARun(path.filename().string()) ? parent : path.string());

@@ -10,7 +10,7 @@
 namespace forebay {
 
 // Normal, links as they are; `path` itself where the working directory is gone.
-std::string AbsolutePath(const std::string& path);
+std::string NormalPath(const std::string& path);
 // Without links, however it was spelled; parts of it may not be there yet.
 std::string CanonicalPath(const std::string& path);
 // Whether the name `path` lies in `folder`, wherever links in it lead to.

@@ -26,8 +26,8 @@ namespace {
 
 // The model folder that the run started from, or the one that it is copied from.
 std::string FirstModel(const PreparedRun& run, const ModelSource& source) {
-  if (!source.copied.has_value()) return AbsolutePath(run.options.model);
-  return AbsolutePath(ModelOf(run.options.from, source.copied->run_json));
+  if (!source.copied.has_value()) return NormalPath(run.options.model);
+  return NormalPath(ModelOf(run.options.from, source.copied->run_json));
 }
 
 Json RunJson(const PreparedRun& run, std::string_view state, const StoreUuid& uuid,

@@ -54,7 +54,7 @@ absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolve
     Json& value = config[FindOption(name)->section][name]["value"];
     const auto make_absolute = [](Json& path) {
       const auto& text = path.get_ref<const std::string&>();
-      if (!text.empty()) path = AbsolutePath(text);
+      if (!text.empty()) path = NormalPath(text);
     };
     if (value.is_string()) make_absolute(value);
     if (value.is_array()) std::ranges::for_each(value, make_absolute);

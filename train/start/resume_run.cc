@@ -179,7 +179,7 @@ absl::Status CompareModel(const Json& run_json, const ResolvedOptions& resolved,
   const std::string& model = resolved.options.model;
   const absl::StatusOr<std::vector<std::string>> different = CompareModelFiles(model, run.files);
   // Where it began it need not be there any more.
-  const bool is_the_first = AbsolutePath(ModelOf(run.options.out, run_json)) == AbsolutePath(model);
+  const bool is_the_first = NormalPath(ModelOf(run.options.out, run_json)) == NormalPath(model);
   if (!different.ok() && ExitCodeOf(different.status()) != ExitCode::kUsage && is_the_first) {
     observer.OnNote(fmt::format("--model: {}. The run goes on with its own copies in '{}'",
                                 MessageOf(different.status()), run.paths.files));
