@@ -14,7 +14,7 @@
 namespace forebay {
 namespace {
 
-std::string NormalPath(const std::string& folder) {
+std::string NormalFolder(const std::string& folder) {
   std::error_code ignored;  // then the path stays as it is
   std::filesystem::path path = std::filesystem::weakly_canonical(folder, ignored);
   if (ignored) path = std::filesystem::path(folder).lexically_normal();
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<RunRecord>> ReadRuns(const std::vector<std::string>& 
   std::vector<RunRecord> runs;
   std::vector<std::string> paths;
   for (const std::string& folder : folders) {
-    const std::string path = NormalPath(folder);
+    const std::string path = NormalFolder(folder);
     if (std::ranges::count(paths, path) > 0) {
       return UsageError(fmt::format("the run '{}' is named twice; name each run once", folder));
     }
