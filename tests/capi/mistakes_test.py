@@ -212,6 +212,7 @@ RIGHT = {
     "layers_destroy": lambda w: [w.layers],
     "layers_plan_json": lambda w: [w.layers, byref(w.text)],
     "layers_exists": lambda w: [w.layers],
+    "layers_remove": lambda w: [w.layers],
     "layers_create": lambda w: [w.layers],
     "layers_fill": lambda w: [w.layers, 0, 0, w.values, 4 * NUM_ELEMS],
     "layers_start": lambda w: [w.layers, b"{}", 2],
@@ -302,7 +303,8 @@ OF_ONE_PROCESS = {"ranks", "layers", "lease", "snapshot", "tensors", "kernels", 
 _INVENTORY = "inventory_create inventory_begin_layer inventory_add inventory_begin_raw_layer inventory_add_raw"
 _STEP = ("layers_begin_step layers_expect layers_acquire lease_ready lease_data lease_bytes lease_dlpack lease_release "
          "layers_add_gradient layers_close_layer layers_finish_backward layers_set_step")
-RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free layers_exists layers_create layers_fill
+RUNS = [f"""{_INVENTORY} abi_version version layers_new layers_plan_json free layers_exists layers_remove layers_create
+            layers_fill
             layers_start layers_committed_step {_STEP} layers_update layers_step layers_commit
             layers_user_json free layers_read layers_updates_of layers_raw layers_stats_json free
             layers_begin_step layers_settle layers_expect layers_cancel_expected layers_abandon {_STEP} layers_skip
