@@ -295,8 +295,11 @@ class InStore:
                 parameter.grad = None
         layers.abandon()
 
-    def is_under_way(self, optimizer: Optimizer) -> bool:
-        """Whether a step has gradients, and is not made."""
+    def is_under_way(self) -> bool:
+        """Whether a step has gradients, and is not made. Waits for a step() that was interrupted, which goes on."""
+        return bool(self._worker.quick(self._has_unfinished_step))
+
+    def _has_unfinished_step(self) -> bool:
         return self._in_step or any(self._num_arrived)
 
     def forget_gradients(self) -> None:

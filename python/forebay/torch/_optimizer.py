@@ -258,7 +258,7 @@ class Optimizer(torch.optim.Optimizer):
         the middle of any call, as a signal handler comes) it is put off, and made when step() ends."""
         json_of(user)
         backend = self._backend
-        if isinstance(backend, InStore) and (self._is_inside(sys._getframe()) or backend.is_under_way(self)):
+        if isinstance(backend, InStore) and (self._is_inside(sys._getframe()) or backend.is_under_way()):
             self._put_off.append(user)
             return
         self._put_off.clear()

@@ -482,7 +482,7 @@ class Streamed(InStore):
         if self._layers is not None and self._in_step:
             self._abandon(self._layers)
 
-    def is_under_way(self, optimizer: Optimizer) -> bool:
+    def _has_unfinished_step(self) -> bool:
         return self.has_gradients() or self._adds_up()
 
     def _adds_up(self) -> bool:
