@@ -147,6 +147,7 @@ def main(arguments):
         name = f" of '{error.filename}'" if error.filename is not None else ""
         return report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
     except MemoryError:
-        return report_error(arguments, "memory ran out; split the data into several files and pack them apart", 6)
+        return report_error(arguments, "memory ran out. Allow more of it (ulimit -v), or split the data into several files and "
+                            "pack them apart", 6)
     except KeyboardInterrupt:
         return 75

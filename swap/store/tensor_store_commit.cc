@@ -159,11 +159,16 @@ absl::Status TensorStore::Impl::CheckIsBeingCreated() {
   FOREBAY_ASSIGN_OR_RETURN(is_being_created,
                            ProbePath(JoinPath(directories.front(), kCreatingName)));
   if (is_being_created || access == StoreAccess::kBesideWriter) return absl::OkStatus();
+  std::vector<std::string> paths;
+  for (const std::string& directory : directories) {
+    paths.push_back(JoinPath(directory, kCommitName));
+  }
   return CorruptError(fmt::format(
-      "the commit records of the store in {} are lost: they are zeros, in a store that was "
-      "committed. Nothing was changed. 'forebay inspect RUN --repair' makes them anew from the "
-      "checksums; else restore the store from a copy",
-      Where()));
+      "the commit records of a committed store are lost: {} {} zeros, and so {} in '{}'. Nothing "
+      "was changed. 'forebay inspect RUN --repair' makes them anew from the checksums; else "
+      "restore the store from a copy",
+      QuotedList(paths), paths.size() == 1 ? "has" : "have",
+      paths.size() == 1 ? "has its copy" : "have their copies", kCopyFolderName));
 }
 
 absl::Status TensorStore::Impl::FlushData() {
