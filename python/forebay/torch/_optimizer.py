@@ -317,7 +317,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def start(self, resume: bool | Literal["must"], start_from: None | Path | Sequence[Path], accumulation_steps: int,
               commit_every: int, source: Callable[[], Source] | None) -> None:
-        """For stream(): makes the store, or goes on with one."""
+        """For stream(): makes the store, or goes on with one. UsageError: `resume` is none of its values."""
         assert isinstance(self._backend, Streamed)
         self._backend.accumulation_steps = accumulation_steps
         self._backend.commit_every = commit_every
