@@ -97,7 +97,8 @@ absl::Status LookAtFolders(const TrainOptions& options) {
 // Refuses a folder of others whose files a creation would take for the rest of an unfinished one.
 absl::Status CheckIsNoRestOfOthers(const std::string& store) {
   FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(store));
-  if (found.file.empty()) return absl::OkStatus();
+  // A creation refuses a store.
+  if (found.file.empty() || HasCommit(found.state)) return absl::OkStatus();
   return UsageError(fmt::format(
       "the swap area of this run would be '{}', and nothing says that the files there "
       "are of its unfinished start. Remove them if nothing of them is needed, or choose "

@@ -170,12 +170,26 @@ def test_a_killed_run_goes_on_with_the_same_bits(forebay, task, whole, tmp_path)
     assert forebay.digest(out) == whole[0]
 
 
+def mark_as_being_created(nvme):
+    """With the mark, and without checksums of steps, as a creation leaves it that was killed."""
+    for folder in nvme:
+        (inside(folder) / "creating").touch()
+        for name in ("seals.fbs", "copy/seals.fbs"):
+            seals = inside(folder) / name
+            seals.write_bytes(bytes(seals.stat().st_size))
+
+
 def test_a_killed_start_is_started_again(forebay, task, whole, tmp_path):
     out, nvme = tmp_path / "run", folders(tmp_path)
     stop_after(forebay, task, out, 1, nvme=joined(nvme))
-    # As a kill between the two manifests leaves it.
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
+    # A store that its creation has not marked is not removed, whatever run.json says.
+    before = {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()}
+    assert "whose creation ended" in refusal(forebay, 2, "train", out=out, nvme=joined(nvme), **task)
+    assert {path: path.read_bytes() for folder in nvme for path in inside(folder).rglob("*") if path.is_file()} == before
+    # As a kill between the two manifests leaves it.
+    mark_as_being_created(nvme)
     for name in ("manifest.json", "copy/manifest.json"):
         (inside(nvme[0]) / name).unlink()
     forebay.run("train", out=out, nvme=joined(nvme), **task)
@@ -183,6 +197,7 @@ def test_a_killed_start_is_started_again(forebay, task, whole, tmp_path):
     # The same, killed before the first record.
     run = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps(dict(run, state="creating")))
+    mark_as_being_created(nvme)
     for name in ("manifest.json", "copy/manifest.json"):
         (inside(nvme[0]) / name).unlink()
     for name in ("commit.fbs", "copy/commit.fbs"):
