@@ -397,7 +397,7 @@ def test_what_is_not_there_for_ranks(tmp_path):
     assert_each(errors_of(2, run.train, tmp_path, "decoder", 1, durability="replay"), "UsageError", "replay")
     for stage in (-1, 4):
         assert_each(errors_of(2, run.train, tmp_path, "decoder", 1, zero_stage=stage), "UsageError",
-                    f"zero_stage is {stage}, and has to be from 0 to 3")
+                    f"zero_stage is {stage}, and has to be a whole number from 0 to 3")
     assert not list(tmp_path.iterdir())
 
 
