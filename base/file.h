@@ -19,9 +19,10 @@
 
 namespace forebay {
 
-// `fd` itself, or, if it has the number of a standard stream, a duplicate of it (O_CLOEXEC) in its
-// place: where a program has closed those, whatever it prints would go into a file of ours. -1 with
-// errno: `fd` is -1, or no other number is to be had (then it is closed).
+// Returns `fd`, or, if it has the number of a standard stream, a duplicate with a higher number
+// (O_CLOEXEC), and closes `fd`: if a program closed its standard streams, its output would
+// otherwise go into a file of ours. -1 with errno: `fd` is -1, or there is no free descriptor (`fd`
+// is closed).
 int AboveStandardStreams(int fd);
 
 // Owns a file descriptor, which is none of the standard streams. Move-only.
@@ -91,8 +92,8 @@ absl::Status RemoveTree(const std::string& path);
 absl::StatusOr<int64_t> FreeSpace(const std::string& path);
 // "a/b" from "a" and "b".
 std::string JoinPath(std::string_view directory, std::string_view name);
-// `path` from the root on, which a later chdir leaves alone. UsageError: it is empty. StorageError:
-// it is relative, and the current folder cannot be known.
+// `path` as an absolute path, which does not change with a later chdir. UsageError: it is empty.
+// StorageError: it is relative, and the current folder cannot be read.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path);
 absl::StatusOr<std::vector<std::string>> AbsolutePaths(std::span<const std::string> paths);
 // The folder of the running program (/proc/self/exe).

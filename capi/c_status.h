@@ -43,9 +43,9 @@ int32_t Run(char** message, const Call& call) {
   }
 }
 
-// What every object of c.h with threads or locks begins with: the process that made it. A fork has
-// none of its threads, and its locks as they happened to be. So there every call on it is an error,
-// and what would end it leaves it alone.
+// The base of every object of c.h with threads or locks. It knows the process that made it: a fork
+// has none of the threads and an arbitrary state of the locks, so every call there is an error, and
+// a destroy function does nothing.
 class Handle {
  public:
   bool IsUsable() const { return process_ == ::getpid(); }

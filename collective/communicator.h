@@ -127,8 +127,8 @@ class Communicator {
   }
   // How device memory goes from rank to rank, and why not by NCCL: for logs.
   virtual const std::string& device_path() const = 0;
-  // What whoever started the run should know of the connections of its ranks, as a line; "":
-  // nothing.
+  // One line about the ranks' connections for the user, such as that they are not authenticated;
+  // "" if there is nothing to say.
   virtual std::string Warning() const { return ""; }
 
   // Each returns at once; where kMaxPendingCollectives wait already, when the first is complete.

@@ -8,8 +8,8 @@
 
 namespace forebay {
 
-// FOREBAY_JOB_SECRET, or what is in the file that FOREBAY_JOB_SECRET_FILE names, without the white
-// space behind it; "" where neither is set. No message has any of it. UsageError: both are set, it
+// FOREBAY_JOB_SECRET, or what is in the file that FOREBAY_JOB_SECRET_FILE names, without trailing
+// white space; "" if neither is set. No message contains any of it. UsageError: both are set, it
 // is shorter than 16 characters, the file is no plain file, or others than its owner may open it.
 // BadInputError: there is no such file. StorageError.
 absl::StatusOr<std::string> ReadJobSecret(const EnvironmentLookup& environment);

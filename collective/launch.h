@@ -28,8 +28,8 @@ struct Launch {
   std::string master_address;
   int first_port = 0;
   std::string job;  // tells this job's ranks from those of another on the same machines
-  // kSockets alone, of ConnectRanks: what ranks prove to each other that they have ("": nothing),
-  // and where they listen in place of the address that the launcher names ("": there).
+  // Used by ConnectRanks with kSockets only: the secret that ranks prove to each other ("": none),
+  // and the address to listen at instead of the launcher's ("": the launcher's).
   std::string secret;
   std::string listen_address;
 };

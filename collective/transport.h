@@ -44,7 +44,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& host(int rank) const = 0;
-  // What whoever started the run should know of its connections, as a line; "": nothing.
+  // One line about the connections for the user; "" if there is nothing to say.
   virtual std::string Warning() const { return ""; }
 
   // Sends and receives all at once, and returns when everything has arrived or is on its way: the

@@ -32,7 +32,7 @@ int Door::Open(const std::vector<SocketAddress>& addresses) {
     const int error = ListenAt(address, listeners.emplace_back());
     if (error == 0) continue;
     listeners.pop_back();
-    // One of several, as that of IPv6 is where a machine has none.
+    // One of several addresses may be missing: an IPv6 one on a machine without IPv6.
     if (error != EADDRNOTAVAIL && error != EAFNOSUPPORT) return error;
     not_available = error;
   }
@@ -73,7 +73,7 @@ void Door::TakeIn() {
       } else if (error == EAGAIN) {
         break;
       } else if (IsShortage(error)) {
-        // Who was let in last has to be listened to before it is the one that gives way.
+        // The newest connection is read from once before it may be dropped.
         left = std::min(left, 2);
         if (DropLongestWaiting()) continue;
         shortage_ = error;

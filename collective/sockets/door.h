@@ -1,6 +1,6 @@
-// Where a rank listens while ranks meet. Whoever knocks is talked to beside all others, so that no
-// stranger delays a rank: one that says nothing, or is slow, is dropped after a few seconds, and
-// sooner where there are many.
+// The listening socket of a rank while ranks meet. It serves all incoming connections concurrently,
+// so that no stranger delays a rank: a silent or slow connection is dropped after a few seconds,
+// sooner if there are many.
 #pragma once
 
 #include <poll.h>
@@ -31,7 +31,7 @@ class Door {
       : key_(key), judge_(std::move(judge)), admit_(std::move(admit)) {}
 
   // Listens at all of these addresses, each of which has the same port, or at none. 0, or the errno
-  // of the first that cannot be had: EADDRNOTAVAIL only where none of them is of this machine.
+  // of the first that cannot be had: EADDRNOTAVAIL only if this machine has none of them.
   int Open(const std::vector<SocketAddress>& addresses);
   bool is_open() const { return !listeners_.empty(); }
   // "10.0.0.7:29501 and [fe80::1]:29501". Requires: is_open().
@@ -43,7 +43,7 @@ class Door {
   // Goes on with everyone who knocks or has said something.
   void Serve();
 
-  // What was seen of strangers and of a shortage, as sentences to put behind an error; "": nothing.
+  // Sentences about strangers and a lack of descriptors, to append to an error; "" if none.
   std::string Remarks() const;
 
  private:

@@ -6,7 +6,7 @@
 //                                                 <- Challenge  a nonce
 //   Claim      which rank it is, proof            ->
 //                                                 <- Verdict    whether it is welcome, proof
-//   Confirm    where it listens itself            ->
+//   Confirm    its own listening port             ->
 //
 // A proof covers both nonces and what is said in the message, so it serves for this connection and
 // this message only. The end that connects proves first: a stranger is told nothing from which a
@@ -32,7 +32,7 @@ namespace forebay {
 
 enum class ConnectionPurpose : int32_t { kControl, kData };
 
-// Of the rank that connects.
+// The first message of the rank that connects.
 struct Greeting {
   int32_t rank = 0;
   int32_t size = 0;
@@ -125,7 +125,7 @@ class OutgoingHandshake {
   bool is_refused() const { return is_refused_; }
   // The other end says that it is of this job, and has another secret.
   bool has_other_secret() const { return has_other_secret_; }
-  // `port`: where this rank listens. kFailed: the other end has gone. Requires: kMet.
+  // `port`: the listening port of this rank. kFailed: the other end closed. Requires: kMet.
   HandshakeState Confirm(int port);
   UniqueFd TakeConnection() { return std::move(fd_); }
 

@@ -1,5 +1,5 @@
-// What proves that the other end of a connection is a rank of the same job: HMAC-SHA-256 (RFC 2104)
-// under a key that all ranks have. libsodium computes it; its headers stay in proof.cc.
+// Proofs that the other end of a connection is a rank of the same job: HMAC-SHA-256 (RFC 2104) with
+// a key that all ranks have. libsodium computes it; its headers stay in proof.cc.
 #pragma once
 
 #include <array>

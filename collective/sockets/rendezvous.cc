@@ -23,7 +23,7 @@
 namespace forebay {
 namespace {
 
-// What listens and is a rank answers within this time. Names are looked up anew as often.
+// A rank that listens answers within this time. Host names are resolved again at this interval.
 constexpr std::chrono::seconds kAnswerTime(5);
 // Between two attempts to reach one address, and the longest wait between two looks at the time.
 constexpr std::chrono::milliseconds kRetryInterval(20);
@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<RankConnection>> Meeting::Run() {
   return std::move(connections_);
 }
 
-// ---- Where this rank listens -------------------------------------------------------------------
+// ---- The address at which this rank listens ----------------------------------------------------
 
 bool Meeting::IsOnOneMachine() const {
   const std::string& master = launch_.master_address;
@@ -168,7 +168,7 @@ absl::Status Meeting::ListenWhereNamed() {
     std::this_thread::sleep_for(kRetryInterval);
     addresses = ResolveHost(name, launch_.first_port);
   }
-  // Its own name is often 127.0.1.1 on a machine, and says nothing of where the others see it.
+  // A machine's own name often resolves to 127.0.1.1, which other machines cannot reach.
   const auto is_loopback = [](const SocketAddress& address) { return address.IsLoopback(); };
   if (launch_.listen_address.empty() && !IsOnOneMachine() &&
       std::all_of(addresses->begin(), addresses->end(), is_loopback)) {
@@ -186,7 +186,7 @@ absl::Status Meeting::ListenWhereNamed() {
                   launch_.first_port, launch_.first_port + kNumRankPorts - 1, ErrnoText(error)));
 }
 
-// `own`: where the connection to rank 0 comes from.
+// `own`: the local address of the connection to rank 0.
 absl::Status Meeting::ListenTowardsRankZero(const SocketAddress& own) {
   std::vector<SocketAddress> addresses = {own};
   if (!launch_.listen_address.empty()) {

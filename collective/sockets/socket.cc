@@ -125,7 +125,7 @@ absl::StatusOr<std::vector<SocketAddress>> ResolveHost(const std::string& host, 
 }
 
 SocketAddress EveryAddress(int port) {
-  // One for IPv6 serves IPv4 too, where the machine has IPv6.
+  // An IPv6 socket serves IPv4 too, if the machine has IPv6.
   const UniqueFd probe(::socket(AF_INET6, kSocketFlags, 0));
   SocketAddress address;
   address.storage.ss_family = probe.valid() ? AF_INET6 : AF_INET;

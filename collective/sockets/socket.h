@@ -24,7 +24,7 @@ struct SocketAddress {
   sockaddr_storage storage = {};
 
   bool IsLoopback() const;
-  // Of the same machine, whatever the ports are.
+  // Whether both have the same host address; ports are ignored.
   bool IsSameHost(const SocketAddress& other) const;
   int port() const;
   void set_port(int port);
@@ -57,7 +57,8 @@ void TuneForRanks(int fd, double timeout_s);
 absl::Status SendMessage(int fd, std::span<const std::byte> message, SocketDeadline deadline);
 // All of it without waiting, as is possible for the first bytes of a connection. False: it was not.
 bool SendAtOnce(int fd, std::span<const std::byte> message);
-// What is there, `room` at most: the number of bytes, and -1 with errno where nothing more comes.
+// Receives the bytes that have arrived, max room.size(), and returns their number; -1 with errno if
+// the connection has ended or failed.
 int64_t ReceiveSome(int fd, std::span<std::byte> room);
 
 }  // namespace forebay

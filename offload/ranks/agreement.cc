@@ -14,7 +14,7 @@
 namespace forebay {
 namespace {
 
-// What a rank says of a setting.
+// The value of a setting on one rank.
 struct Said {
   Json value;
   std::string shown;
@@ -74,7 +74,7 @@ std::span<const std::byte> BytesOfText(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
-// Of the parts that rank 0 and `rank` have; all ranks take part.
+// Names the first part that differs between rank 0 and `rank`. A collective call of all ranks.
 absl::StatusOr<std::string> DifferenceOfParts(const std::vector<std::string>& own, size_t rank,
                                               Communicator& ranks) {
   std::string hashes;

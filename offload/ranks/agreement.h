@@ -21,7 +21,7 @@ namespace forebay {
 struct Setting {
   std::string name;  // words for the message: "--lr", "the tokens of --data"
   Json value;        // what is compared
-  // What is told of it where that is not the value: the file and its size, if it is a digest.
+  // The text for the message, if not the value: for a digest, the file and its size.
   std::string shown = {};
   // If it is a digest of many parts: what each of them is, in their order. Called only where ranks
   // differ, so that the message can name the first part that does.

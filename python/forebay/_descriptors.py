@@ -1,4 +1,4 @@
-"""Descriptors above those of the standard streams: where a program has closed these, what it prints would go into a
+"""Opens files with descriptors above 2: if a program closed its standard streams, its output would otherwise go into a
 file of ours."""
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def _opener(path: str, flags: int) -> int:
 
 
 def open_to_write(path: str, mode: str, **options: Any) -> Any:
-    """As open() has it."""
+    """Does what open() does, with a descriptor above 2."""
     return open(path, mode, opener=_opener, **options)

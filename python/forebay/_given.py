@@ -71,7 +71,7 @@ def bytes_of(size: Any, name: str, least: int = 1) -> int:
 
 
 def folders(given: Path | Iterable[Path], name: str) -> list[str]:
-    """One or more, each as `folder` has it."""
+    """Checks one folder or several with `folder`, whose errors it raises."""
     if isinstance(given, (str, bytes, os.PathLike)):
         return [folder(given, name)]
     try:
@@ -83,8 +83,8 @@ def folders(given: Path | Iterable[Path], name: str) -> list[str]:
 
 
 def folder(given: Path, name: str) -> str:
-    """From the root on, so that a later os.chdir() leaves it alone. StorageError: it is relative, and the current
-    folder is gone."""
+    """Makes a path absolute, so that it does not change with a later os.chdir(). StorageError: it is relative, and the
+    current folder is gone."""
     if not isinstance(given, (str, bytes, os.PathLike)):
         raise UsageError(f"forebay: {name} has {_shown(given)}, which names no folder. Give a path.")
     path = os.fsdecode(given)

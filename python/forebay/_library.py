@@ -384,26 +384,29 @@ class Pinned:
     def __init__(self, buffer: Buffer, writable: bool = False) -> None:
         self.address: int
         self.num_bytes: int
-        self._view: _PyBuffer | None = None
+        self._owner: object
         if isinstance(buffer, tuple):
             self.address, self.num_bytes, self._owner = (*buffer, None)[:3]
             return
         view = _PyBuffer()
-        _get_buffer(buffer, ctypes.byref(view), _WRITABLE if writable else 0)
-        self._view = view
-        self.address, self.num_bytes = view.buf or 0, view.len
+        try:
+            _get_buffer(buffer, ctypes.byref(view), _WRITABLE if writable else 0)
+            self.address, self.num_bytes = view.buf or 0, view.len
+            # A memory view ends in C code: Python drops an interrupt that comes while a __del__ runs.
+            self._owner = memoryview(buffer)
+        except ValueError:
+            if not view.obj:
+                raise
+            self._owner = buffer  # an array of NumPy whose dtype has no format in the protocol, such as bfloat16
+        finally:
+            _release_buffer(ctypes.byref(view))
 
     def __enter__(self) -> Pinned:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self.__del__()
-
-    def __del__(self) -> None:
-        view, self._view = getattr(self, "_view", None), None
-        if view is not None:
-            _release_buffer(ctypes.byref(view))
+        self._owner = None
 
 
 def text_of(user: dict[str, Any] | None) -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ from .errors import BadInputError
 
 # Beside what the process has already. Much more than any ordinary chat, line or group of texts takes.
 MEMORY_BYTES = 256 << 20
-# Of all threads together. Ordinary work takes milliseconds, or a second; no slow machine makes minutes of that.
+# The sum of all threads. Ordinary work takes milliseconds to a second, so a slow machine stays far below.
 CPU_SECONDS = 60
 
 _NOTE_BYTES = 4096
@@ -76,7 +76,7 @@ def death_message(signal_number):
     what, cure, scale = what.decode(), cure.decode(), float(scale)
     if signal_number == signal.SIGPROF:
         return _too_much(what, f"{scale * CPU_SECONDS:,.0f} s of processor time", cure)
-    # How libraries end where memory is refused, or the kernel where there is none.
+    # A library aborts if an allocation is refused; the kernel kills if memory runs out.
     if signal_number in (signal.SIGABRT, signal.SIGKILL):
         return _too_much(what, _memory_text(scale), cure)
     return f"{what} ended with {signal.Signals(signal_number).name}: {cure}"

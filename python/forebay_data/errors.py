@@ -32,7 +32,7 @@ def count_of(number, noun):
 
 
 def shortened(message):
-    """Names and values in it may be of any length, where a file from elsewhere holds them."""
+    """Cuts a long message: names and values from a file may have any length."""
     most, tail = 2000, 500
     return message if len(message) <= most else f"{message[:most - tail]} [...] {message[-tail:]}"
 

@@ -161,7 +161,7 @@ class SampleReader:
         prefixes = itertools.chain([text], (text[:bound] for bound in bounds[:-1]))
 
         def make(ids):
-            # What is longer than a group comes as it is asked for.
+            # A text longer than a group is tokenized on demand.
             ids = iter(ids or self._tokenizer.encode_each(prefixes, f"{where}: "))
             tokens, ends = _join_at_bounds(text, bounds, ids, self._tokenizer)
             trained = np.zeros(len(tokens), dtype=bool)
@@ -229,7 +229,7 @@ def _lines_of(path, what):
 
 
 def lines_in(file, name):
-    """(number, where it ends in bytes, text) of every line of a binary file that is not blank. `name`: for errors."""
+    """Yields (line number, offset of its end in bytes, text) for each line that is not blank. `name`: for errors."""
     end = 0
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES + 1)

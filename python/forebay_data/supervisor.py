@@ -32,7 +32,7 @@ def supervise(work, arguments):
             os._exit(128 + signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, waited_for)
         return work()
-    # The child alone uses them: who reads its output is to see their end with it, and not later.
+    # Only the child uses them: a reader of its output must see end-of-file when the child ends, and not later.
     code = _wait(worker, waited_for)
     return code if code >= 0 else _say_what_ended_it(-code, arguments)
 

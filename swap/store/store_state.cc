@@ -35,7 +35,7 @@ absl::StatusOr<std::vector<std::string>> StoreFilesIn(const std::string& directo
 
 enum class RecordFound : uint8_t { kNothing, kRecord, kDamaged };
 
-// What lies at `offset_bytes` of a file. A file that ends before is one that was not filled yet.
+// Looks for a commit record at `offset_bytes` of a file. A shorter file counts as not filled yet.
 absl::StatusOr<RecordFound> LookForRecord(const std::string& path, int64_t offset_bytes,
                                           CommitRecord& record) {
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK));

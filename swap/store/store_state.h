@@ -43,7 +43,7 @@ inline bool HasCommit(StoreState state) {
 
 // Marks a folder. StorageError. Requires: the caller holds the folder's lock.
 absl::Status MarkCreating(const std::string& directory);
-// Removes the mark, durably; OK where there is none. StorageError.
+// Removes the mark, durably; OK if there is none. StorageError.
 absl::Status UnmarkCreating(const std::string& directory);
 
 }  // namespace forebay

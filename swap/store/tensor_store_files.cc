@@ -164,8 +164,8 @@ absl::Status TensorStore::Impl::CheckCopies() {
   return absl::OkStatus();
 }
 
-// What can be opened as it is comes first: a file that cannot be is named before another one is
-// made anew.
+// Opens the files that need no repair first: if one cannot be opened, its error comes before any
+// other file is created again.
 absl::Status TensorStore::Impl::OpenFiles(TileFiles tile_files) {
   FOREBAY_RETURN_IF_ERROR(CheckKinds());
   FOREBAY_RETURN_IF_ERROR(CheckLengths(tile_files));

@@ -91,7 +91,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-// What befalls a file. Done to its path; undone by putting back what was there.
+// A fault of one file. `apply` damages its path; restoring the saved file undoes it.
 struct Damage {
   const char* name;
   std::function<void(const std::string& path)> apply;
@@ -146,7 +146,7 @@ const std::vector<Damage>& Damages() {
   return damages;
 }
 
-// Of several folders a kind of error stands for the others that come by the same call.
+// For several folders one errno per system call stands for the others.
 std::vector<Damage> DamagesOf(size_t num_folders) {
   std::vector<Damage> damages = Damages();
   if (num_folders == 1) return damages;

@@ -297,7 +297,7 @@ STRUCTS = {"ranks_connect": "ranks_options", "layers_new": "layers_options",
            "layers_begin_step": "step_options", "layers_set_step": "step_options",
            "layers_finish_backward": "gradients", "tensors_acquire": "request", "kernels_update": "run",
            "io_create": "io_options", "io_submit": "io_request"}
-# What an object is called by the functions that use it, where a fork may not.
+# The parameter names of objects that a fork must not use.
 OF_ONE_PROCESS = {"ranks", "layers", "lease", "snapshot", "tensors", "kernels", "io", "memory"}
 # Whole runs, every call of which is right. `free` is of the text before it.
 _INVENTORY = "inventory_create inventory_begin_layer inventory_add inventory_begin_raw_layer inventory_add_raw"

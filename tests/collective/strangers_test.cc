@@ -35,7 +35,7 @@ constexpr double kTimeoutS = 60;
 constexpr const char* kSecret = "the secret of the ranks";
 constexpr const char* kOtherSecret = "the secret of someone else";
 
-// Of this process, and of the children that it makes.
+// The ports of this process and of its children.
 const int kFirstPort = 10000 + ::getpid() % 600 * kNumRankPorts;
 
 Launch RankOf(int rank, int size, const std::string& secret = "") {
@@ -79,7 +79,7 @@ void HangUpHard(UniqueFd& fd) {
   fd.Reset();
 }
 
-// What a rank of "a job" says first.
+// The first bytes that a rank of "a job" sends.
 std::string HelloOfARank() {
   UniqueFd listener, fd;
   EXPECT_EQ(ListenAt(At("127.0.0.1", 0), listener), 0);

@@ -13,7 +13,7 @@ from conftest import make_model, write_lines
 
 PROGRAMS = pathlib.Path(__file__).resolve().parents[2] / "python"
 CHAT = {"messages": [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}]}
-# Of the whole program; --ram=400M is more.
+# The limit of the whole program, below --ram=400M.
 MOST_MEMORY_BYTES = 380 << 20
 
 # Runs the program with other limits than its own.

@@ -132,7 +132,7 @@ absl::StatusOr<FioOutcome> RunInPages(bool huge_pages,
   }
   outcome.huge_pages = huge_pages;
   if (outcome.exit_code == 0) return outcome;
-  // What went wrong stands before its document, on the same stream.
+  // fio prints its errors before its JSON document, on the same stream.
   constexpr size_t kMostMessage = 500;
   std::string message = outcome.output.substr(
       0, std::min({outcome.output.find('{'), outcome.output.size(), kMostMessage}));

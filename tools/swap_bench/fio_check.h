@@ -46,8 +46,8 @@ struct FioOutcome {
   std::string output;
   bool huge_pages = false;  // its buffers lay in reserved huge pages
 };
-// What `run` makes of fio, with buffers in reserved huge pages or without. Where it fails with them
-// it is run once more without: others may have taken what was free a moment ago. Errors of `run`;
+// Runs fio through `run`, with buffers in reserved huge pages or without. If it fails with them, it
+// runs once more without: other programs may have taken the pages in the meantime. Errors of `run`;
 // EnvironmentError, with fio's own words, when it fails.
 absl::StatusOr<FioOutcome> RunInPages(bool huge_pages,
                                       const std::function<absl::StatusOr<FioOutcome>(bool)>& run);

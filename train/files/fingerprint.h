@@ -17,8 +17,8 @@ namespace forebay {
 // Hashes a sample of the model's files (config, tensor names and the first bytes of every tensor),
 // so it takes milliseconds for any size. BadInputError, StorageError.
 absl::StatusOr<std::string> SampleDigest(const std::string& model_directory);
-// What is sampled, as a line for config.json and for each tensor: its name, size or shape, and a
-// digest of its own. Empty where the folder cannot be read.
+// The sampled parts, as one line for config.json and one for each tensor: name, size or shape, and
+// digest. Empty if the folder cannot be read.
 std::vector<std::string> SampledParts(const std::string& model_directory);
 bool HasWeights(const std::string& model_directory);
 

@@ -246,7 +246,7 @@ absl::StatusOr<std::string> DigestOfRun(const std::string& path, const Json& run
   return state.Digest(progress);
 }
 
-// What a store says of itself. `tensors`: filled with an entry of each.
+// Describes a store by its own records. `tensors` gets one entry per tensor.
 Json DescribeStore(const TensorStore& store, Json& tensors) {
   const TileMap& tiles = store.tiles();
   const DType dtype = WeightDType(tiles.layout());

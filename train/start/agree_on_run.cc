@@ -23,7 +23,7 @@ std::string Describe(const std::string& path, const PackedFile* file) {
   return fmt::format("'{}' ({} rows, digest {})", path, file->info().num_rows, file->info().digest);
 }
 
-// What changes the result, each with its flag or its files.
+// All settings that change the result, each with its flag or its files.
 std::vector<Setting> SettingsOfResult(const PreparedRun& run, const Json& fingerprint) {
   std::vector<Setting> settings;
   for (const auto& [key, value] : fingerprint.items()) {

@@ -127,7 +127,7 @@ def _read(folder: str, trusts: bool) -> dict[str, Any]:
         raise BadInputError(
             f"forebay: {path} cannot be read without running code that it names: its client_state (or the state of its "
             "scheduler) has more in it than numbers, texts, tensors, and lists and dictionaries of them; or it is "
-            "damaged. If you know where it comes from, call load_checkpoint(..., trust_client_state=True). The cause: "
+            "damaged. If you trust its origin, call load_checkpoint(..., trust_client_state=True). The cause: "
             f"{error}") from error
     if not isinstance(document, dict) or not _KEYS <= document.keys():
         raise BadInputError(f"forebay: {path} is no checkpoint of forebay's. Load another tag.")

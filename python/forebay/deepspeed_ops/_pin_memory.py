@@ -29,7 +29,7 @@ def memory() -> LockedMemory:
 
 
 def _renew_lock() -> None:
-    """In a fork, where the thread that had it is not."""
+    """A fork needs a new lock: the thread that may hold the old one is not in it."""
     global _lock
     _lock = threading.Lock()
 

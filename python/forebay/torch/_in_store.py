@@ -375,7 +375,7 @@ class InStore:
         is_there = layers.exists()
         if not is_there and self.must_resume:
             raise BadInputError(f"forebay: there is no store in {self._where()}, and resume='must' goes on with one. "
-                                "Mount the disk that it lies on, or name the folder where it is; at the first start "
+                                "Mount the disk that it lies on, or name its folder; at the first start "
                                 "leave 'must' out.")
         if not is_there and self.start_from is None:
             return None

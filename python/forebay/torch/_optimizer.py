@@ -115,8 +115,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._state_of_all
 
     def _is_inside(self, call: FrameType) -> bool:
-        """Whether the call of this frame came in the middle of another; and of a pass where the module is streamed, as
-        hooks of passes are no place for others."""
+        """Whether the call of this frame was made during another call; for a streamed module also during a pass, as
+        hooks of passes must not call the optimizer."""
         is_streamed = isinstance(self._backend, Streamed)
         return is_inside(call, forward=is_streamed, backward=is_streamed)
 

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from forebay._library import Pinned
 from forebay._worker import Worker
 
 PROGRAM = """
@@ -119,6 +120,15 @@ def test_what_tidies_up_behind_an_abandoned_call_is_not_waited_for(timer):
     assert done == []
     assert worker.quick(lambda: done[1:]) == ["tidied up"]
     worker.close(int)
+
+
+def test_an_interrupt_is_not_lost_while_a_buffer_is_let_go(timer):
+    """Python drops what is raised in a __del__."""
+    for _ in range(100):
+        timer(0.001)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(1_000_000):
+                Pinned(bytearray(8))
 
 
 def test_a_signal_just_before_the_wait_ends_it_too():

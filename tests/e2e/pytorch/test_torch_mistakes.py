@@ -46,7 +46,7 @@ def test_settings_that_torch_refuses_are_refused(tmp_path, optimizer, setting):
     for value in wrong:
         for where in ({}, {"nvme": tmp_path / "store"}):
             refused(lambda value=value, where=where: make_it(model().parameters(), **{setting: value}, **where), setting)
-        # Of a group of its own too, which is not added.
+        # An added group with the same value is refused.
         of = make_it(model().parameters())
         refused(lambda value=value, of=of: of.add_param_group({"params": model().parameters(), setting: value}), setting)
         assert len(of.param_groups) == 1

@@ -74,7 +74,7 @@ def test_strangers_change_nothing_and_delay_nobody(forebay, task, expected, host
     assert digest_of_ranks(forebay, tmp_path / "run", 2) == expected
     # There were some, and nobody listens to them during the steps.
     assert report["connected"] >= 190 and report["refused"] > 0, report
-    # Rank 0 listens where the others were told that it is, and nowhere else.
+    # Rank 0 listens only at the address that the others were given.
     assert where == {bytes(reversed([int(part) for part in address.split(".")])).hex().upper()}
     is_exposed = addresses[0] != addresses[1]
     assert (NO_SECRET in ends[0][2]) == (is_exposed and not secret), ends[0][2]

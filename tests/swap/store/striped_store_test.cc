@@ -322,7 +322,7 @@ TEST_F(StripedStoreTest, FoldersOnOneFileSystemNeedItsSpaceTogether) {
   EXPECT_EQ(::umount2(small.c_str(), MNT_DETACH), 0);
 }
 
-// What a crash of a file system or a slip of the hand may leave of all commit records.
+// A crash of a file system, or a mistake of the user, may damage all commit records.
 TEST_F(StripedStoreTest, RepairMakesLostCommitRecordsAnewFromTheChecksums) {
   for (const auto& folders : {std::vector{a_}, std::vector{a_, b_}}) {
     for (const bool is_there : {false, true}) {

@@ -247,7 +247,7 @@ class Streamed(InStore):
 
     @contextlib.contextmanager
     def _around_module(self, optimizer: Optimizer | None) -> Iterator[None]:
-        # Behind the frame of the pass itself, which has asked contextlib.
+        # Two frames up: this generator, contextlib, and then the caller of the pass.
         if is_inside(sys._getframe(2), forward=True):
             raise refusal("a forward pass")
         depth = self._depth

@@ -18,6 +18,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # The functions that are started, and what the first optimizer imports.
 CONTEXT.set_forkserver_preload(["torch_ranks_run", "torch._dynamo"])
 NO_HANG_S = 180  # longer than any of them takes, on a machine that has much else to do
+LATE_S = 170  # timeout_s of ranks that all come: nobody waits for it
 
 
 class End(NamedTuple):

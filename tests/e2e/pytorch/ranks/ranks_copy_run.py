@@ -7,6 +7,7 @@ import signal
 import forebay
 import forebay.torch
 import torch
+from forked_ranks import LATE_S
 
 LR, ROWS = 1e-2, 12
 
@@ -46,7 +47,7 @@ def state_of(engine):
 
 
 def begin(nvme, zero_stage, start_from=None, resume=False):
-    ranks = forebay.Ranks(timeout_s=30)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     engine = forebay.torch.stream(make_model(), nvme=nvme, ranks=ranks, zero_stage=zero_stage, lr=LR, start_from=start_from,
                                   resume=resume, commit_every=1, ram="256MiB")
     loader = forebay.torch.ResumableLoader(torch.arange(48), ROWS // ranks.size, shuffle=True, seed=2, ranks=ranks)
@@ -78,7 +79,7 @@ def run(nvme, zero_stage, num_steps, start_from=None, resume=False):
 
 def killed_while_copying(nvme, zero_stage, start_from, killed_rank, after_s):
     """The rank is killed so many seconds after it began, or when it has made its store."""
-    ranks = forebay.Ranks(timeout_s=30)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     if ranks.rank == killed_rank:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process at once
         signal.setitimer(signal.ITIMER_REAL, after_s)

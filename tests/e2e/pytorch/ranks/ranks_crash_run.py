@@ -8,7 +8,7 @@ import forebay.torch
 import torch
 import torch.utils.data
 from crash_run import Average, Model, exact, finish, write
-from forked_ranks import digest_of
+from forked_ranks import LATE_S, digest_of
 from torch.nn import functional as F
 
 EPOCHS = 2
@@ -32,7 +32,7 @@ class Held(torch.utils.data.Dataset):
 
 def meet_beside_workers(folder):
     """Meets the other ranks again and again while the rank's workers are busy."""
-    ranks = forebay.Ranks(timeout_s=60)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     own = folder / f"rank-{ranks.rank}"
     own.mkdir()
     loader = torch.utils.data.DataLoader(Held(own), num_workers=2, multiprocessing_context="fork")
@@ -43,7 +43,7 @@ def meet_beside_workers(folder):
 
 def run(folder, **options):
     """Writes a line for each step of this rank; at the end, the weights."""
-    ranks = forebay.Ranks(timeout_s=60)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     torch.manual_seed(5 + ranks.rank)  # ranks draw other numbers, and the weights of the first count
     engine = forebay.torch.stream(Model(), nvme=folder / "store", lr=1e-2, commit_every=1, resume=True, ranks=ranks,
                                   **options)

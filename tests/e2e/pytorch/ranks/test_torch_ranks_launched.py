@@ -12,7 +12,7 @@ import forebay.torch
 import pytest
 import torch
 import torch_ranks_run as run
-from forked_ranks import free_port, on_ranks
+from forked_ranks import LATE_S, free_port, on_ranks
 from torch import nn
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -89,7 +89,7 @@ def num_elems_of_layer(parameters):
 
 def measure(folder, dtype, **options):
     """The bytes of steps that are alike, and of the plan, divided by the number of elements."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     torch.manual_seed(1)
     model = Wide().requires_grad_(True).to(dtype)
     engine = forebay.torch.stream(model, nvme=folder, ranks=ranks, **run.SETTINGS, **options)

@@ -15,10 +15,9 @@ import pytest
 import torch
 import torch_ranks_run as run
 from forebay._worker import Worker
-from forked_ranks import ends_of, errors_of, on_ranks, start_ranks
+from forked_ranks import LATE_S, ends_of, errors_of, on_ranks, start_ranks
 
 SOON_S = 80  # after the error of one rank the others have theirs, on a machine that has much else to do
-LATE_S = 170  # what nobody waits for
 
 
 def assert_each(errors, names, *patterns):

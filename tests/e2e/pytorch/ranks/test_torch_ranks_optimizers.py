@@ -10,7 +10,7 @@ import forebay.torch
 import pytest
 import torch
 import torch_ranks_run  # noqa: F401 - what is preloaded
-from forked_ranks import digest_of, errors_of, on_ranks
+from forked_ranks import LATE_S, digest_of, errors_of, on_ranks
 from torch import nn
 
 SETTINGS = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
@@ -61,7 +61,7 @@ def options_of(backend, folder, **others):
 
 def train(backend, folder, num_steps, dtype=torch.float32, resume=False, user=None, name="AdamW", **others):
     """Steps up to that number, and a commit where there is a store."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters(dtype)
     optimizer = getattr(forebay.torch, name)(model.named_parameters(), ranks=ranks,
                                              **options_of(backend, folder, **others))
@@ -127,7 +127,7 @@ NUM_LARGE = 4_000_001
 def memory_of_state(zero_stage):
     """The bytes of the moments that this rank holds, what a step has added to the memory of the process, and what it
     came to."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     parameter = nn.Parameter(torch.ones(NUM_LARGE))
     parameter.grad = torch.ones(NUM_LARGE)
     optimizer = forebay.torch.AdamW([parameter], ranks=ranks, zero_stage=zero_stage, **SETTINGS)
@@ -177,7 +177,7 @@ def test_the_other_optimizers_have_the_same_weights_everywhere(tmp_path, name):
 
 
 def train_plain(name, options):
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     optimizer = getattr(forebay.torch, name)(model.parameters(), ranks=ranks, **options)
     for step in range(4):
@@ -214,7 +214,7 @@ def test_the_whole_state_is_the_same_everywhere(tmp_path, dtype):
 
 def go_on(folder, zero_stage, first, end):
     """Steps of a number of ranks that has the same gradients whatever it is, from a state that all of them load."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     optimizer = forebay.torch.AdamW(model.named_parameters(), ranks=ranks, zero_stage=zero_stage, **SETTINGS)
     if first > 0:
@@ -249,7 +249,7 @@ def test_gradients_of_16_bits_on_their_way(tmp_path):
 
 
 def one_not_finite(backend, folder):
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     optimizer = forebay.torch.AdamW(model.named_parameters(), ranks=ranks, **options_of(backend, folder))
     for step in range(3):
@@ -278,7 +278,7 @@ def test_a_gradient_of_one_rank_that_is_not_finite(tmp_path, backend):
 
 def no_gradients(backend, folder):
     """On one rank, and on both: a step that changes nothing of what has none."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     optimizer = forebay.torch.AdamW(model.named_parameters(), ranks=ranks, **options_of(backend, folder))
     for with_some in ({0}, set(), {0, 1}, {1}):
@@ -297,7 +297,7 @@ def test_ranks_without_gradients(tmp_path, backend):
 
 
 def other_settings(backend, folder, name, values):
-    ranks = forebay.Ranks(timeout_s=15)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     options = {**options_of(backend, folder), name: values[ranks.rank]}
     optimizer = forebay.torch.AdamW(model.named_parameters(), ranks=ranks, **options)
@@ -320,7 +320,7 @@ def test_ranks_with_other_settings(tmp_path, backend, name, values, says):
 
 def other_weights(backend, folder):
     """Ranks that begin with other weights: those of the first count, as in a store."""
-    ranks = forebay.Ranks(timeout_s=15)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     model = Parameters()
     with torch.no_grad():
         model.weight.add_(ranks.rank)

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch_ranks_run as run
-from forked_ranks import digest_of, errors_of, on_ranks
+from forked_ranks import LATE_S, digest_of, errors_of, on_ranks
 
 STAGES = [0, 1, 3]
 BEFORE, BEHIND = 2, 2  # steps before what is tested, and behind it
@@ -74,7 +74,7 @@ def test_where_the_first_rank_cannot_write_all_go_on(tmp_path, stage):
 
 def loads(folder, saved, how, **options):
     """Weights that each rank has of its own count for nothing, or those of the first do."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     if how == "weights":
         options["weights"] = saved
     with run.streamed(folder, ranks=ranks, seed=50 + ranks.rank, **options) as (engine, _):
@@ -103,7 +103,7 @@ def test_weights_from_elsewhere(tmp_path, stage, how):
 def evaluates(folder, **options):
     """Each rank with rows of its own, between steps, between passes, and token by token; other than without them is
     only that they were there."""
-    ranks = forebay.Ranks(timeout_s=40)
+    ranks = forebay.Ranks(timeout_s=LATE_S)
     with run.streamed(folder, ranks=ranks, accumulation_steps=2, **options) as (engine, _):
         passes = []
 

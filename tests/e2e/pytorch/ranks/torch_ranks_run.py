@@ -6,7 +6,7 @@ import forebay
 import forebay.torch
 import torch
 import torch.nn.functional as F
-from forked_ranks import digest_of
+from forked_ranks import LATE_S, digest_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -189,7 +189,7 @@ def step_of(engine, kind, step, ranks, num_passes):
 
 @contextlib.contextmanager
 def streamed(folder, kind="decoder", *, dtype=torch.float32, seed=5, ranks=None, **options):
-    ranks = forebay.Ranks(timeout_s=40) if ranks is None else ranks
+    ranks = forebay.Ranks(timeout_s=LATE_S) if ranks is None else ranks
     engine = forebay.torch.stream(make(kind, dtype, seed), nvme=folder, ram="256MiB", ranks=ranks,
                                   **{**SETTINGS, **options})
     try:
