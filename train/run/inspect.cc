@@ -1,11 +1,13 @@
 #include "forebay/train/run/inspect.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "fmt/format.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
@@ -326,14 +328,15 @@ absl::StatusOr<Json> InspectRun(const std::string& path, const InspectOptions& o
 }
 
 // The store of a program that embeds forebay, in PyTorch for example, which has no run folder.
-absl::StatusOr<Json> InspectStore(const std::string& path, const InspectOptions& options) {
+absl::StatusOr<Json> InspectStore(const std::string& path,
+                                  const std::vector<std::string>& directories,
+                                  const InspectOptions& options) {
   if (options.hash) {
     return UsageError(fmt::format(
         "--hash is a digest of a run or a model, and '{}' is the store of another program. "
         "--verify compares all of it with its checksums",
         path));
   }
-  const std::vector<std::string> directories = {path};
   const bool in_use = !options.repair && IsAnyLocked(directories);
   const std::unique_ptr<Engine> engine = EngineToInspect(in_use);
   Json json = {{"kind", "store"}, {"path", path}, {"in_use", in_use}, {"architecture", ""}};
@@ -362,9 +365,13 @@ absl::StatusOr<Json> InspectStore(const std::string& path, const InspectOptions&
 
 absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& options) {
   if (!FileExists(path)) {
+    const std::vector<std::string> directories = absl::StrSplit(path, ',');
+    if (std::all_of(directories.begin(), directories.end(), IsDirectory)) {
+      return InspectStore(path, directories, options);
+    }
     return BadInputError(
-        fmt::format("'{}' does not exist. Name a run folder (--out of train) or a model folder, or "
-                    "that of a store",
+        fmt::format("'{}' does not exist. Name a run folder (--out of train), a model folder, or the "
+                    "folder of a store (several: with commas between them)",
                     path));
   }
   if (IsRunFolder(path)) return InspectRun(path, options);
@@ -373,7 +380,7 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
                                               (options.verify && HasManifest(path)));
   if (!is_model) {
     FOREBAY_ASSIGN_OR_RETURN(const FolderState found, LookAtFolder(path));
-    if (HasCommit(found.state)) return InspectStore(path, options);
+    if (HasCommit(found.state)) return InspectStore(path, {path}, options);
     return BadInputError(
         fmt::format("'{}' is neither a model folder (it has no config.json) nor a run folder (it "
                     "has no run.json), nor does it have a store",

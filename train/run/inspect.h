@@ -30,7 +30,7 @@ struct InspectOptions {
 // where run.json is lost.
 //   "run":   in_use (whether a process works on it), notes (what of it is there but once), step,
 //   layout, tile_elems, store_bytes, stripes [{folder, weight, bytes}], model
-//   "store": the same without model; of a store in one folder
+//   "store": the same without model; `path` names its folders, with commas between them
 // Only `repair` changes anything, or makes a file. A run that is in use is looked at and verified
 // beside its process, with low priority; its digest cannot be taken, nor a run with one slot be
 // verified: EnvironmentError.

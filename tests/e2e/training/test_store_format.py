@@ -1,5 +1,7 @@
 """docs/formats.md is enough to read a store: a reader that knows nothing else agrees with the program."""
 
+import json
+
 import pytest
 from conftest import make_model, random_rows, read_safetensors, write_rows
 from store_reader import Damaged, Store
@@ -53,6 +55,10 @@ def test_of_several_folders(forebay, task, tmp_path):
     forebay.run("train", out=out, **task, tile_elems=4096, nvme=",".join(map(str, disks)), nvme_weights="3,1,2")
     folders = [next(disk.iterdir()) for disk in disks]
     assert Store(reversed(folders)).digest() == forebay.digest(out)
+    # As the store of another program, which has no run folder.
+    document = json.loads(forebay.run("inspect", ",".join(map(str, folders)), "--verify", "--format=json").stdout)
+    assert document["kind"] == "store" and document["verified"]["damaged"] == []
+    assert [stripe["folder"] for stripe in document["stripes"]] == [str(folder) for folder in folders]
 
 
 @pytest.mark.parametrize("settings", [dict(optimizer="sgd", precision="fp32"), dict(layout="int8-moments")], ids=["sgd", "int8"])
