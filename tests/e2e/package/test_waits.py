@@ -125,8 +125,8 @@ def test_what_tidies_up_behind_an_abandoned_call_is_not_waited_for(timer):
 def test_an_interrupt_is_not_lost_while_a_buffer_is_let_go(timer):
     """Python drops what is raised in a __del__."""
     for _ in range(100):
-        timer(0.001)
         with pytest.raises(KeyboardInterrupt):
+            timer(0.001)
             for _ in range(1_000_000):
                 Pinned(bytearray(8))
 
