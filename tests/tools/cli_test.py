@@ -180,7 +180,7 @@ class InitAndInspect(CliTest):
         os.mkdir(self.path("empty"))
         self.assertIn("neither a model folder", self.run_forebay("inspect", "empty", expect=3).stderr)
         missing = self.run_forebay("inspect", "missing", expect=3).stderr
-        self.assertIn("'missing' does not exist. Name a run folder (--out of train) or a model folder", missing)
+        self.assertIn("'missing' does not exist. Name a run folder (--out of train), a model folder, or the folder of a store", missing)
         self.assertIn("not a run folder", self.run_forebay("clean", "empty", expect=3).stderr)
 
     def test_damaged_weights_are_named(self):
