@@ -369,10 +369,10 @@ absl::StatusOr<Json> Inspect(const std::string& path, const InspectOptions& opti
     if (std::all_of(directories.begin(), directories.end(), IsDirectory)) {
       return InspectStore(path, directories, options);
     }
-    return BadInputError(
-        fmt::format("'{}' does not exist. Name a run folder (--out of train), a model folder, or the "
-                    "folder of a store (several: with commas between them)",
-                    path));
+    return BadInputError(fmt::format(
+        "'{}' does not exist. Name a run folder (--out of train), a model folder, or the "
+        "folder of a store (several: with commas between them)",
+        path));
   }
   if (IsRunFolder(path)) return InspectRun(path, options);
   // Of an export, config.json may be what is missing.
