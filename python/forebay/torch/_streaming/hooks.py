@@ -15,8 +15,27 @@ from forebay.torch._under_way import passing
 
 
 def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-    """Has every forward pass of `module` run inside `around()`: also where it is called without its hooks, and left by
-    whatever exception. (torch's hooks see no KeyboardInterrupt.)"""
+    """Has every forward pass of `module` run inside `around()`: also if it is called without its hooks, is left by any
+    exception (torch's hooks see no KeyboardInterrupt), or gets another `forward` later, as trainers give it."""
+    _bracket_forward(module, around)
+    brackets = getattr(module._call_impl, "_brackets", None)
+    if brackets is not None:
+        brackets.append(around)
+        return
+    brackets, call_impl = [around], module._call_impl
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if not hasattr(module.forward, "_is_bracketed"):
+            for each in brackets:
+                _bracket_forward(module, each)
+        return call_impl(*arguments, **keywords)
+
+    leave_out_of_compilation(call, and_what_it_calls=False)
+    call._brackets = brackets  # type: ignore[attr-defined]
+    module._call_impl = call  # type: ignore[method-assign]
+
+
+def _bracket_forward(module: torch.nn.Module, around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
     inner = module.forward
 
     @functools.wraps(inner)
@@ -26,6 +45,7 @@ def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractCon
             return inner(*arguments, **keywords)
 
     leave_out_of_compilation(forward, and_what_it_calls=False)
+    forward._is_bracketed = True  # type: ignore[attr-defined]
     module.forward = forward
 
 

@@ -11,17 +11,18 @@ import torch
 class InOrder:
     """Hands the gradient of a parameter over when its unit may be open, which two units may at a time: the next to be
     closed, and the one that follows. Until then it stays in p.grad. A unit is closed when all its gradients are there,
-    and a later one has some; or when more than `most_waiting_bytes` wait for it.
+    and a later one has some.
 
     Where ranks gather weights between gradients, all have to close units at the same places, and some may have fewer
     gradients: then a unit is closed when later ones that have some are as large as the largest unit."""
 
     def __init__(self, units: list[list[torch.Tensor]], add: Callable[[torch.Tensor], None],
-                 close: Callable[[int], None], *, at_same_places: bool = False) -> None:
-        """units: their parameters that require a gradient. add: hands a gradient over, and p.grad is None."""
-        self._num_gradients = [len(unit) for unit in units]
+                 close: Callable[[int], None], is_complete: Callable[[int], bool], *,
+                 at_same_places: bool = False) -> None:
+        """units: their parameters that require a gradient. add: hands a gradient over, and p.grad is None. is_complete:
+        no gradient of the unit is to come."""
         self._unit_bytes = [sum(p.numel() * p.element_size() for p in unit) for unit in units]
-        self._most_waiting_bytes = 2 * max(self._unit_bytes)
+        self._is_complete = is_complete
         self._at_same_places = at_same_places
         self._add = add
         self._close = close
@@ -29,8 +30,8 @@ class InOrder:
 
     def begin(self) -> None:
         """A step begins. No gradient is there."""
-        self.next = len(self._num_gradients) - 1  # units behind it are closed
-        self._num_arrived = [0] * len(self._num_gradients)
+        self.next = len(self._unit_bytes) - 1  # units behind it are closed
+        self._num_arrived = [0] * len(self._unit_bytes)
         self._waiting: dict[int, list[torch.Tensor]] = {}
         self._waiting_bytes = 0
 
@@ -61,8 +62,7 @@ class InOrder:
         if self._at_same_places:
             begun = sum(size for size, count in zip(self._unit_bytes[:self.next - 1], self._num_arrived) if count > 0)
             return begun >= max(self._unit_bytes)
-        return (self._num_arrived[self.next] >= self._num_gradients[self.next]
-                or self._waiting_bytes > self._most_waiting_bytes)
+        return self._is_complete(self.next)
 
     def _close_next(self) -> None:
         self._close(self.next)
@@ -72,9 +72,9 @@ class InOrder:
             self._add(parameter)
 
 
-def advice_about_order(in_order: InOrder | None, update_in_backward: bool) -> str:
+def advice_about_order(sums: object, update_in_backward: bool) -> str:
     """What else to do where gradients came in another order; "": nothing depends on that."""
-    if in_order is None:
+    if not isinstance(sums, InOrder):
         return ""
     needs = "gradients roughly in the order from the last unit to the first."
     if update_in_backward:

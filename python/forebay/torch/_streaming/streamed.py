@@ -23,6 +23,8 @@ from forebay.torch._files.loading import FromState, Source, fill_from
 from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._run.state import RunState
 from forebay.torch._streaming.all_gradients import AllGradients
+from forebay.torch._streaming.arrivals import Arrivals
+from forebay.torch._streaming.as_they_come import AsTheyCome
 from forebay.torch._streaming.device import Device, Host, move_what_stays
 from forebay.torch._streaming.hooks import (
     Fetching,
@@ -62,15 +64,19 @@ class Streamed(InStore):
         self._placeholder: Placeholder | NanElement | None = None
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
+        self._has_graph = False  # the last one
         self.accumulation_steps = 1  # passes of a step
         self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
         self._num_passes = 0  # of the step in progress
         self._caller = threading.get_ident()  # the thread of the last forward pass
-        self._backward: int | None = None  # torch's number of the backward pass that will call _end_backward
+        self._num_backwards = 0  # those too
+        self._is_in_backward = False  # in one that is counted
         self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
         self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
-        self._in_order: InOrder | None = None  # under update_in_backward, and with ranks
+        self._arrivals: Arrivals | None = None
+        # InOrder: under update_in_backward, and with ranks.
+        self._sums: InOrder | AsTheyCome | None = None
         check_types(self._units)
 
     # ---- The store
@@ -160,7 +166,7 @@ class Streamed(InStore):
             return
         largest = max(parameter.numel() * parameter.element_size() for parameter in self._place)
         self._placeholder = self._device.placeholder(largest, self._layout[0][0].dtype)
-        self._window = Window(self._layers, self._units,
+        self._window = Window(self._module, self._layers, self._units,
                               [[self._place[parameter][1] for parameter in unit.parameters.values()]
                                for unit in self._units], self._device, self._placeholder)
         move_what_stays(self._module, self._device.torch_device)
@@ -169,28 +175,37 @@ class Streamed(InStore):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
         for module in containers_of(self._module, self._units):
             bracket(module, self._saving_weights)
-        if self._options.update_in_backward or self._options.ranks is not None:
-            self._hand_over_in_order(weakref.ref(optimizer))
+        self._take_gradients(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
 
-    def _hand_over_in_order(self, optimizer: weakref.ref[Optimizer]) -> None:
+    def _take_gradients(self, optimizer: weakref.ref[Optimizer]) -> None:
         def add(parameter: torch.Tensor) -> None:
             to = optimizer()
             assert to is not None and self._layers is not None
             self._hand_over_gradient(to, self._layers, parameter)
 
         def close(layer: int) -> None:
+            assert self._layers is not None
+            self._close(self._layers, layer)
+
+        def close_with_what_is_left(layer: int) -> None:
             to = optimizer()
-            assert to is not None and self._layers is not None
+            assert to is not None
             for parameter in self._layout[layer]:
                 if self._is_left(to, parameter):  # by the passes before, where this one does not use it
-                    self._hand_over_gradient(to, self._layers, parameter)
-            self._close(self._layers, layer)
+                    add(parameter)
+            close(layer)
 
         to = optimizer()
         assert to is not None
-        trained = [[p for p in unit if p.requires_grad and to.group_number_of(p) is not None] for unit in self._layout]
-        self._in_order = InOrder(trained, add, close, at_same_places=self._options.zero_stage == 3)
+        trained = [[p for p in unit if to.group_number_of(p) is not None] for unit in self._layout]
+        arrivals = self._arrivals = Arrivals(trained)
+        if self._options.update_in_backward or self._options.ranks is not None:
+            trained = [[p for p in unit if p.requires_grad] for unit in trained]
+            self._sums = InOrder(trained, add, close_with_what_is_left, arrivals.is_complete,
+                                 at_same_places=self._options.ranks is not None and self._options.zero_stage == 3)
+        else:
+            self._sums = AsTheyCome(add, close, self._open, _NUM_OPEN_LAYERS, arrivals.is_complete)
 
     # ---- Hooks
 
@@ -220,8 +235,10 @@ class Streamed(InStore):
     @contextlib.contextmanager
     def _around_unit(self, layer: int) -> Iterator[None]:
         window = self._window
-        assert window is not None
+        assert window is not None and self._arrivals is not None
         window.pin(layer)
+        if self._has_graph:
+            self._arrivals.use(layer)
         try:
             with self._saving_weights():
                 yield
@@ -232,9 +249,13 @@ class Streamed(InStore):
         self._forget_casts(layer)
         window.unpin(layer)
 
-    def _saving_weights(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _saving_weights(self) -> Iterator[None]:
         """Around a forward pass of a module: also one that reentrant checkpointing computes again in backward."""
-        return _saved.hooks_around_weights() if torch.is_grad_enabled() else contextlib.nullcontext()
+        assert self._window is not None
+        hooks = _saved.hooks_around_weights() if torch.is_grad_enabled() else contextlib.nullcontext()
+        with self._window.scope(), hooks:
+            yield
 
     def _forget_casts(self, layer: int) -> None:
         """Autocast keeps a copy of each weight that it has cast, as long as it lasts: that may be the whole model."""
@@ -289,6 +310,11 @@ class Streamed(InStore):
                     self.commit(optimizer, None)  # a tracked loader was not asked for the batch of this pass
                 window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
+        if torch._C._current_graph_task_id() < 0:
+            assert self._arrivals is not None
+            self._arrivals.forget()
+            self._is_in_backward = False
+            self._has_graph = torch.is_grad_enabled()
         if torch.is_grad_enabled():
             self._num_passes += 1
 
@@ -314,33 +340,45 @@ class Streamed(InStore):
             self._window.release()
 
     def _fetch(self, parameter: torch.nn.Parameter) -> None:
-        """A parameter is used outside its unit's forward: by a tied layer, or in a forward that is computed again."""
-        assert self._window is not None and self._placeholder is not None
-        if parameter in self._place and parameter.numel() > 0 and self._placeholder.has(parameter):
-            self._window.fetch(self._place[parameter][0])
+        """A parameter is taken from its module: by a tied layer, or in a forward that is computed again."""
+        assert self._window is not None
+        if self._window.is_pinned(parameter) or not self._window.is_in_forward:
+            return
+        self._window.read(parameter)
+        if self._has_graph and self._arrivals is not None and parameter in self._place:
+            self._arrivals.use(self._place[parameter][0])
 
     # ---- A step
 
     @whole
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
-        if self._layers is None or self._window is None:
+        if self._layers is None or self._window is None or self._arrivals is None:
             return
-        # Before the last pass of a step gradients add up in p.grad.
-        if self.accumulation_steps > 1 and self._num_passes < self.accumulation_steps:
-            return
-        self._add(optimizer, self._layers, parameter)
         backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer))
+        if self._arrivals.begin(backward):
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer, backward))
+            self._num_backwards += not self._is_in_backward
+            self._is_in_backward = True
+        self._arrivals.arrived(backward, self._place[parameter][0])
+        if not self._waits_for_passes():
+            self._add(optimizer, self._layers, parameter)
+
+    def _waits_for_passes(self) -> bool:
+        """Before the last pass of a step gradients add up in p.grad."""
+        return self.accumulation_steps > 1 and min(self._num_passes, self._num_backwards) < self.accumulation_steps
 
     @torch.no_grad()
     @whole
-    def _end_backward(self, optimizer: Optimizer) -> None:
+    def _end_backward(self, optimizer: Optimizer, backward: int) -> None:
         """Gradients were taken, and the backward pass, or one inside of it, is complete."""
-        self._backward = None
+        assert self._arrivals is not None
+        self._arrivals.end(backward)
         self.end_backward()
-        if self._layers is None or not self._in_step or not self._is_outermost_backward():
+        if self._layers is None or not self._is_outermost_backward():
+            return
+        self._is_in_backward = False
+        self._arrivals.forget()
+        if not self._in_step or self._waits_for_passes():
             return
         self._add_what_is_left(optimizer, self._layers)
         carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel)
@@ -372,12 +410,12 @@ class Streamed(InStore):
 
     def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
         """Gradients that added up are handed over now; those of parameters of no group are left alone."""
-        waiting = () if self._in_order is None else self._in_order.waiting()
+        assert self._sums is not None
+        waiting = self._sums.waiting()
         for parameter in reversed(self._place):
             if parameter not in waiting and self._is_left(optimizer, parameter):
                 self._add(optimizer, layers, parameter)
-        if self._in_order is not None:
-            self._in_order.finish()
+        self._sums.finish()
 
     def _is_left(self, optimizer: Optimizer, parameter: torch.Tensor) -> bool:
         """Whether p.grad is a gradient of the step that was not handed over."""
@@ -391,15 +429,11 @@ class Streamed(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + advice_about_order(self._in_order, self._options.update_in_backward))
+                + advice_about_order(self._sums, self._options.update_in_backward))
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
-        if self._in_order is not None:
-            self._in_order.take(layer, parameter)
-            return
-        if layer not in self._open and len(self._open) == _NUM_OPEN_LAYERS:
-            self._close(layers, next(iter(self._open)))
-        self._hand_over_gradient(optimizer, layers, parameter)
+        assert self._sums is not None
+        self._sums.take(layer, parameter)
 
     def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
@@ -462,10 +496,11 @@ class Streamed(InStore):
     def _forget_step(self) -> None:
         super()._forget_step()
         self._open.clear()
-        self._num_passes = 0
+        self._num_passes = self._num_backwards = 0
         self._found = None
-        if self._in_order is not None:
-            self._in_order.begin()
+        if self._sums is not None and self._arrivals is not None:
+            self._sums.begin()
+            self._arrivals.forget()
         self._withdraw_all_gradients()
 
     def forget_gradients(self) -> None:
@@ -475,7 +510,7 @@ class Streamed(InStore):
         if self.has_gradients():
             self._abandon(self._layers)
         self._window.release()  # what a backward pass that was broken off before its first gradient has left
-        self._num_passes = 0
+        self._num_passes = self._num_backwards = 0
 
     def skip_step(self) -> None:
         """A GradScaler has found that its scale was too high."""
@@ -491,7 +526,7 @@ class Streamed(InStore):
 
     def has_gradients(self) -> bool:
         return (bool(self._open) or any(self._is_handed)
-                or (self._in_order is not None and self._in_order.has_gradients()))
+                or (self._sums is not None and self._sums.has_gradients()))
 
     def _abandon(self, layers: Layers) -> None:
         assert self._window is not None
@@ -503,7 +538,7 @@ class Streamed(InStore):
         layers.abandon()
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
-        has_begun, num_passes = self._in_step, self._num_passes
+        has_begun, passes = self._in_step, (self._num_passes, self._num_backwards)
         self._between_steps()
         if self._window is None or self._layers is None:
             super().commit(optimizer, user)
@@ -511,7 +546,7 @@ class Streamed(InStore):
         self._window.needing_leases_to_end(super().commit, optimizer, user)
         if has_begun and not self._in_step:  # between forward and backward: the pass goes on
             self._begin(optimizer, self._layers, 1.0)
-            self._num_passes = num_passes
+            self._num_passes, self._num_backwards = passes
 
     def _make_commit(self) -> None:
         assert self._window is not None

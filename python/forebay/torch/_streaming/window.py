@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 
@@ -15,6 +16,7 @@ from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, Us
 from forebay.layers import Layers
 from forebay.lease import Lease
 from forebay.torch._saved import Saved
+from forebay.torch._streaming.absent import class_for
 from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import Unit
@@ -102,12 +104,14 @@ class Order:
 class Window:
     """Parameters have their weights while their unit is here, and else the placeholder.
 
-    A pinned unit stays until it is unpinned. Of those that are not, one stays: until the next comes, or `release`.
-    Writes to either are found when the unit comes or goes: `UsageError`.
+    A pinned unit stays until it is unpinned. One that a forward pass has read by attribute stays until that ends, if
+    there is room. Of the others one stays: until the next comes, or `release`. Parameters are of the class Absent unless
+    a forward pass has their unit. Writes are found when the unit comes or goes: `UsageError`.
     """
 
-    def __init__(self, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
+    def __init__(self, module: torch.nn.Module, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
                  device: Device, placeholder: Placeholder | NanElement) -> None:
+        self.module = ref(module)
         self.order = Order(layers)
         self._device = device
         self._layers = layers
@@ -118,6 +122,9 @@ class Window:
         self._here: dict[int, list[torch.Tensor]] = {}
         self._leases: dict[int, Lease] = {}  # of what is here
         self._pins = [0] * len(units)
+        self._unit_of = {parameter: number for number, unit in enumerate(self._units) for parameter in unit}
+        self._absent = class_for(self)
+        self._scopes: list[list[int]] = []  # of the forward passes under way, the units that each has read
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
         self._written: str | None = None
         # To know writes by: the versions of parameters and weights, and some of each weight.
@@ -134,8 +141,18 @@ class Window:
         self.order = Order(layers)
 
     def _take_away(self, unit: int) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in self._units[unit]:
+                parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
+        self._set_class(unit, torch.nn.Parameter, self._absent)
+
+    def _set_class(self, unit: int, before: type, behind: type) -> None:
         for parameter in self._units[unit]:
-            parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
+            if type(parameter) is before and parameter.numel() > 0:
+                parameter.__class__ = behind
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        return f"a parameter of {self._names[self._unit_of[parameter]]}"
 
     # ---- What is here
 
@@ -145,21 +162,18 @@ class Window:
 
         OutOfMemoryError: too many are kept; it names their units."""
         self._layers.check_process()
+        _refuse_transforms()
         if unit in self._here:
             self._device.use(self._leases[unit])
         else:
-            if torch._C._functorch.maybe_current_level() is not None:
-                raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go "
-                                        "together with weights that come and go. Use loss.backward() or "
-                                        "torch.autograd.grad, or transform a copy that is not streamed.")
             if is_within(sys._getframe(), _MOVES):
                 raise refusal("a use of weights")
-            self.release()
+            self._release_others()
             self.check()
             self._check_placeholders(unit)
             self._moving = unit
             # Weights are no inference tensors, which a later training step could not use.
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 self._here[unit] = tensors = self._read(unit)
                 for parameter, tensor in zip(self._units[unit], tensors):
                     parameter.data = tensor
@@ -171,13 +185,29 @@ class Window:
     def _read(self, unit: int) -> list[torch.Tensor]:
         self.order.next(unit)
         self._leases[unit] = lease = self.needing_leases_to_end(
-            self._layers.acquire, unit, kind=OutOfMemoryError, doing=f"there is no room for {self._names[unit]}")
+            self._acquire, unit, kind=OutOfMemoryError, doing=f"there is no room for {self._names[unit]}")
         return [tensor.view(parameter.shape)
                 for parameter, tensor in zip(self._units[unit], self._device.weights_of(lease, self._numbers[unit]))]
 
+    def _acquire(self, unit: int) -> Lease:
+        """Makes room, if there is none, by what a forward pass has read first."""
+        while True:
+            try:
+                return self._layers.acquire(unit)
+            except UsageError:
+                others = [each for each in self._here if self._pins[each] == 0]
+                if not others:
+                    raise
+                self._moving = None
+                self._drop(others[0])
+                self._moving = unit
+
     def _kept(self) -> str:
-        """Advice about weights that are kept beside those that are here; "": there are none."""
+        """Advice about weights that are kept beside those that are here, or are all needed at a time; "": neither."""
         kept = sorted(set(self._layers.stats()["leased_layers"]) - self._here.keys())
+        if not kept and len(pinned := [name for name, pins in zip(self._names, self._pins) if pins > 0]) > 1:
+            return (f"the weights of {', '.join(pinned)} are needed at one time, and the window has no room for more. "
+                    "Use fewer of them in one expression, or in one call of a module.")
         return "" if not kept else (
             f"tensors that are views of weights of {', '.join(self._names[each] for each in kept)} are kept. Keep "
             "weight.clone() instead, and del losses and outputs that are not needed. A backward pass with "
@@ -205,6 +235,56 @@ class Window:
     def pin(self, unit: int) -> None:
         self.fetch(unit)
         self._pins[unit] += 1
+        self._set_class(unit, self._absent, torch.nn.Parameter)
+
+    @contextlib.contextmanager
+    def using(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Around an operation on parameters, whose units are here. OutOfMemoryError: they are too many."""
+        pinned: list[int] = []
+        try:
+            for unit in dict.fromkeys(self._unit_of[each] for each in parameters if each in self._unit_of):
+                self.fetch(unit)
+                self._pins[unit] += 1
+                pinned.append(unit)
+            yield
+        finally:
+            for unit in pinned:
+                self._pins[unit] = max(0, self._pins[unit] - 1)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Around a forward pass of a module."""
+        _refuse_transforms()
+        read: list[int] = []
+        self._scopes.append(read)
+        try:
+            yield
+        finally:
+            self._scopes = [each for each in self._scopes if each is not read]
+            for unit in read:
+                if self._pins[unit] == 0 and not self._is_read(unit):
+                    self._set_class(unit, torch.nn.Parameter, self._absent)
+
+    def _is_read(self, unit: int) -> bool:
+        return any(unit in scope for scope in self._scopes)
+
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether a forward pass is under way, of any module."""
+        return bool(self._scopes)
+
+    def is_pinned(self, parameter: torch.Tensor) -> bool:
+        unit = self._unit_of.get(parameter)
+        return unit is not None and self._pins[unit] > 0
+
+    @whole
+    def read(self, parameter: torch.Tensor) -> None:
+        """A parameter was taken from its module, by the forward pass of another one."""
+        if type(parameter) is self._absent:
+            unit = self._unit_of[parameter]
+            self.fetch(unit)
+            self._scopes[-1].append(unit)
+            self._set_class(unit, self._absent, torch.nn.Parameter)
 
     @whole
     def unpin(self, unit: int) -> None:
@@ -228,6 +308,12 @@ class Window:
         for unit in [unit for unit in self._here if self._pins[unit] == 0]:
             self._drop(unit)
 
+    def _release_others(self) -> None:
+        """As release(), but for what a forward pass under way has read."""
+        self._recover()
+        for unit in [unit for unit in self._here if self._pins[unit] == 0 and not self._is_read(unit)]:
+            self._drop(unit)
+
     @contextlib.contextmanager
     def releasing(self) -> Iterator[None]:
         """Around reads: behind them, and where they are broken off, what is not pinned is gone."""
@@ -240,6 +326,7 @@ class Window:
     def unpin_all(self) -> None:
         """Takes away everything: no forward pass is under way."""
         self._pins = [0] * len(self._pins)
+        self._scopes = []
         self.release()
 
     @whole
@@ -326,7 +413,8 @@ class Window:
 
     def _versions_have_changed(self, unit: int) -> bool:
         """Whether torch has counted a write since it was last asked."""
-        before, self._versions[unit] = self._versions[unit], [parameter._version for parameter in self._units[unit]]
+        with torch._C.DisableTorchFunctionSubclass():
+            before, self._versions[unit] = self._versions[unit], [each._version for each in self._units[unit]]
         compiled, self._compiled[unit] = self._compiled[unit], _num_compiled()
         # torch.compile counts one where it has written nothing.
         return self._versions[unit] != before and self._compiled[unit] == compiled
@@ -349,6 +437,13 @@ class Window:
                     view = View(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
                     return SavedWeight(self, unit, number, view, tensor.dtype)
         return None
+
+
+def _refuse_transforms() -> None:
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go together with "
+                                "weights that come and go. Use loss.backward() or torch.autograd.grad, or transform a "
+                                "copy that is not streamed.")
 
 
 def _num_compiled() -> int:
