@@ -18,7 +18,7 @@ from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
 from forebay.ranks import Ranks
-from forebay.torch._run.state import RunState
+from forebay.torch._run.state import RunState, Snapshot
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 from forebay.torch._under_way import whole
 
@@ -64,6 +64,7 @@ class InStore:
         self.run_state = RunState()
         self.start_from: list[str] | None = None  # where resume() finds the state of a new store
         self.must_resume = False  # resume() refuses a start without a store
+        self._keeps_generators = False  # as the last step left them, for commits that come later
         self.commit_every = 0  # steps; 0: commit() alone commits
         self._steps_since_commit = 0
         self._committed = 0  # the last step whose commit was made, or will be once its update is applied
@@ -318,7 +319,7 @@ class InStore:
         self._run(self._commit, optimizer, user, optimizer.words(user), self.run_state.pack())
 
     def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None,
-                packed: bytes, once_applied: bool = False) -> int:
+                packed: bytes | Snapshot, once_applied: bool = False) -> int:
         layers = self._use(optimizer, user)
         is_new = not self._in_step and not self._is_committed(layers)
         if not is_new and layers.step > layers.committed_step:
@@ -342,7 +343,7 @@ class InStore:
         return layers.step <= max(layers.committed_step, self._committed)
 
     def _note_step(self) -> None:
-        self.run_state.note_step(keeps_generators=self.commit_every > 0)
+        self.run_state.note_step(keeps_generators=self._keeps_generators or self.commit_every > 0)
         self._steps_since_commit += 1
 
     def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:

@@ -181,7 +181,7 @@ class Optimizer(torch.optim.Optimizer):
                              "step_scaled(loss_scale), which raises NumericalError on all ranks.")
         if found_inf is None or float(found_inf) == 0:
             self._backend.step(self, 1.0 if scale is None else float(scale))
-            self._commit_what_was_put_off()
+            self._end_step()
         elif isinstance(self._backend, Streamed):
             self._backend.skip_step()
 
@@ -192,7 +192,7 @@ class Optimizer(torch.optim.Optimizer):
         not finite."""
         self._refuse_inside("step_scaled()")
         self._backend.step(self, loss_scale)
-        self._commit_what_was_put_off()
+        self._end_step()
 
     @whole
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -258,13 +258,23 @@ class Optimizer(torch.optim.Optimizer):
         the middle of any call, as a signal handler comes) it is put off, and made when step() ends."""
         json_of(user)
         backend = self._backend
+        if isinstance(backend, Streamed) and backend.is_interrupted() and not self._is_inside(sys._getframe()):
+            self._put_off.clear()
+            backend.commit_boundary(self, user)
+            return
         if isinstance(backend, InStore) and (self._is_inside(sys._getframe()) or backend.is_under_way()):
             self._put_off.append(user)
             return
         self._put_off.clear()
         backend.commit(self, user)
 
-    def _commit_what_was_put_off(self) -> None:
+    def _end_step(self) -> None:
+        # What is tracked, such as a schedule, moves after it. The next pass makes the commit, or close().
+        if not (isinstance(self._backend, Streamed) and self._backend.run_state.has_others):
+            self.commit_what_was_put_off()
+
+    def commit_what_was_put_off(self) -> None:
+        """For the backend: between two steps."""
         if self._put_off:
             user = self._put_off[-1]
             self._put_off.clear()
@@ -308,6 +318,8 @@ class Optimizer(torch.optim.Optimizer):
     def commit_if_due(self) -> None:
         """With nvme and commit_every: before the next batch is asked for."""
         if isinstance(self._backend, InStore):
+            if not self._backend.is_under_way():
+                self.commit_what_was_put_off()
             self._backend.commit_if_due(self, before_batch=True)
 
     def finish_commit(self) -> None:
@@ -367,7 +379,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             if self._put_off:  # for a step that has not ended, so that the one before it is the last
                 self._backend.forget_gradients()
-            self._commit_what_was_put_off()
+            self.commit_what_was_put_off()
         finally:
             self._backend.close()
 

@@ -141,9 +141,7 @@ class Engine:
     @property
     def steps(self) -> int:
         """The steps that were made, those before resuming too."""
-        layers = self.optimizer.layers
-        assert layers is not None
-        return layers.step
+        return self.optimizer.streamed().num_steps
 
     @property
     def num_deviations(self) -> int:

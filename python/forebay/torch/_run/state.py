@@ -4,11 +4,12 @@ the module, states of random number generators, and of what is tracked (schedule
 from __future__ import annotations
 
 import array
+import copy
 import io
 import random
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +24,13 @@ _ROOM = 64 << 10  # bytes, for the generators (10 KiB) and all that is tracked
 _LENGTH = 8  # bytes before the state that say how long it is
 
 State = dict[str, Any]
+
+
+class Snapshot(NamedTuple):
+    """The state at one moment."""
+
+    values: State
+    buffers: dict[str, torch.Tensor]
 
 
 class RunState:
@@ -52,12 +60,13 @@ class RunState:
         for name, number in self._buffers.items():
             layers.fill(number, "f32", memory_of(on_host(self._buffer(name))))
 
-    def write(self, layers: Layers, packed: bytes) -> None:
+    def write(self, layers: Layers, state: bytes | Snapshot) -> None:
         """For the commit that follows."""
+        packed = state if isinstance(state, bytes) else self._packed(state.values)
         layers.raw(self._number)[:len(packed)] = packed
         for name, number in self._buffers.items():
             raw = layers.raw(number)
-            host = on_host(self._buffer(name))
+            host = on_host(self._buffer(name) if isinstance(state, bytes) else state.buffers[name])
             if host.numel() * host.element_size() != len(raw):
                 raise UsageError(f"forebay: the buffer {name} was of {len(raw)} bytes when the store was made, and is "
                                  f"{tuple(host.shape)} of {host.dtype} now. Keep its size, or register it with "
@@ -94,6 +103,11 @@ class RunState:
     def has_loader(self) -> bool:
         return any(isinstance(each, ResumableLoader) for each in self.objects.values())
 
+    @property
+    def has_others(self) -> bool:
+        """Whether something is tracked that is no loader."""
+        return any(not isinstance(each, ResumableLoader) for each in self.objects.values())
+
     def track(self, objects: dict[str, Any]) -> bool:
         """Returns whether one of them got the state of the commit that the run goes on from."""
         for name, each in objects.items():
@@ -126,8 +140,19 @@ class RunState:
 
     def pack(self, *, now: bool = True) -> bytes:
         """The state for `write`. now: with the generators as they are, and not as the last step left them."""
-        state = {"generators": generators() if now or self._generators is None else self._generators,
-                 "objects": {name: _plain(each.state_dict()) for name, each in self.objects.items()}}
+        return self._packed(self._values(now))
+
+    def snapshot(self, *, now: bool) -> Snapshot:
+        """The same, with buffers, for a `write` that may come later."""
+        # No version tells whether a buffer has changed: batch norm counts none of its writes.
+        buffers = {name: self._buffer(name).detach().clone() for name in self._buffers}
+        return Snapshot(copy.deepcopy(self._values(now)), buffers)
+
+    def _values(self, now: bool) -> State:
+        return {"generators": generators() if now or self._generators is None else self._generators,
+                "objects": {name: _plain(each.state_dict()) for name, each in self.objects.items()}}
+
+    def _packed(self, state: State) -> bytes:
         packed = self._serialized(state)
         if len(packed) > _ROOM - _LENGTH:
             raise UsageError(f"forebay: the state of {', '.join(self.objects)} and of the random number generators "

@@ -30,7 +30,7 @@ class Arrivals:
         if backward in self._to_come:
             return False
         execute = torch._C._will_engine_execute_node
-        self._to_come[backward] = [sum(execute(self._node_of(parameter)) for parameter in unit if parameter.requires_grad)
+        self._to_come[backward] = [sum(execute(self._node_of(each)) for each in unit if each.requires_grad)
                                    for unit in self._units]
         return True
 

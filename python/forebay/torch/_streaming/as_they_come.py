@@ -60,7 +60,8 @@ class AsTheyCome:
             return False
         if len(self._open_units) < self._most_open:
             return True
-        complete = next((each for each in self._open_units if self._is_complete(each) and each not in self._waiting), None)
+        complete = next((each for each in self._open_units
+                         if self._is_complete(each) and each not in self._waiting), None)
         if complete is None:
             self._are_far_apart.update(self._open_units)
             return False

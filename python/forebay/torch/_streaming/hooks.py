@@ -22,7 +22,8 @@ def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractCon
     if brackets is not None:
         brackets.append(around)
         return
-    brackets, call_impl = [around], module._call_impl
+    brackets = [around]
+    call_impl: Callable[..., Any] = module._call_impl
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         if not hasattr(module.forward, "_is_bracketed"):

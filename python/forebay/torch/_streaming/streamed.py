@@ -4,79 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from forebay._library import Group
-from forebay.errors import NumericalError, UsageError
+from forebay.errors import UsageError
 from forebay.inventory import Inventory
-from forebay.layers import Layers, StepGradients
+from forebay.layers import Layers
 from forebay.torch import _saved
 from forebay.torch._files.loading import FromState, Source, fill_from
-from forebay.torch._in_store import InStore, StoreOptions
-from forebay.torch._run.state import RunState
-from forebay.torch._streaming.all_gradients import AllGradients
-from forebay.torch._streaming.arrivals import Arrivals
-from forebay.torch._streaming.as_they_come import AsTheyCome
-from forebay.torch._streaming.device import Device, Host, move_what_stays
+from forebay.torch._in_store import StoreOptions
+from forebay.torch._run.state import RunState, Snapshot
+from forebay.torch._streaming.device import Device, move_what_stays
+from forebay.torch._streaming.gradients import NUM_OPEN_LAYERS, StreamedStep
 from forebay.torch._streaming.hooks import (
     Fetching,
     bracket,
     leave_out_of_compilation,
     refuse_what_needs_weights,
 )
-from forebay.torch._streaming.in_order import InOrder, advice_about_order
-from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.reads import Reads
-from forebay.torch._streaming.units import check_types, containers_of, units_of
+from forebay.torch._streaming.units import check_types, containers_of
 from forebay.torch._streaming.window import Window
-from forebay.torch._tensors import DTYPES, checked_gradient_of
-from forebay.torch._under_way import is_inside, num_backward_passes, refusal, whole
+from forebay.torch._tensors import DTYPES
+from forebay.torch._under_way import is_inside, refusal, whole
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
 
-_NUM_OPEN_LAYERS = 2
 # One that is computed with, one around it, one that was left last, and one that arrives.
 _NUM_WINDOW_LAYERS = 4
 # Autocast keeps its copies of weights until it ends; here until there are so many bytes of them.
 _MOST_CAST_BYTES = 256 << 20
 
 
-class Streamed(InStore):
+class Boundary(NamedTuple):
+    """The state between two steps. handled: the exception that was being handled."""
+
+    step: int
+    words: dict[str, Any]
+    state: Snapshot
+    handled: BaseException | None
+
+
+class Streamed(StreamedStep):
     """InStore whose layers are the units of a module, and whose weights are nowhere else."""
 
     def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module,
                  device: Device | None) -> None:
-        super().__init__(optimizer, options)
+        super().__init__(optimizer, options, module, device)
         self._module = module
-        self._device = Host() if device is None else device
         self.run_state = RunState(module)
-        self._units = units_of(module)
-        self._window: Window | None = None
-        self._placeholder: Placeholder | NanElement | None = None
-        self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._depth = 0  # of forward passes of the whole module
         self._has_graph = False  # the last one
-        self.accumulation_steps = 1  # passes of a step
         self.source: Callable[[], Source] | None = None  # of the weights of a new store; None: the module has them
-        self._num_passes = 0  # of the step in progress
-        self._caller = threading.get_ident()  # the thread of the last forward pass
-        self._num_backwards = 0  # those too
-        self._is_in_backward = False  # in one that is counted
-        self._found: StepGradients | None = None  # the norm of the step in progress, once it was asked for
-        self._all: tuple[torch.Tensor, AllGradients] | None = None  # is p.grad of this parameter
         self._cast_bytes = 0  # of weights, since the forward pass began
-        self._arrivals: Arrivals | None = None
-        # InOrder: under update_in_backward, and with ranks.
-        self._sums: InOrder | AsTheyCome | None = None
+        self._boundary: Boundary | None = None  # the last one between two steps
         check_types(self._units)
 
     # ---- The store
@@ -105,7 +95,7 @@ class Streamed(InStore):
                 self._place[parameter] = layer, index
         self._trained = [each for each in self._place if optimizer.group_number_of(each) is not None]
         return self._make_layers(optimizer, inventory, DTYPES[self._layout[0][0].dtype], pass_="forward_backward",
-                                 num_open_layers=_NUM_OPEN_LAYERS, num_window_layers=num_places,
+                                 num_open_layers=NUM_OPEN_LAYERS, num_window_layers=num_places,
                                  update_in_backward=self._options.update_in_backward, device=self._device.name)
 
     def _settings(self, optimizer: Optimizer) -> list[Group]:
@@ -133,6 +123,7 @@ class Streamed(InStore):
     def refill(self, optimizer: Optimizer, source: Source) -> None:
         """Makes the store anew, with other weights. UsageError: steps were made."""
         assert self._layers is not None and self._window is not None
+        self.make_update()
         self._check_takes_weights(self._layers)
         source.check()
         self._between_steps()
@@ -157,6 +148,7 @@ class Streamed(InStore):
         if self._window is not None and self._layers is not None:
             self._window.release()
             self._window.order.cancel()
+        self._made = None
         super().move(folders)
 
     def _attach(self, optimizer: Optimizer) -> None:
@@ -170,6 +162,7 @@ class Streamed(InStore):
                               [[self._place[parameter][1] for parameter in unit.parameters.values()]
                                for unit in self._units], self._device, self._placeholder)
         move_what_stays(self._module, self._device.torch_device)
+        self._window.before_fetch = self.make_update
         _saved.add_weights(self._window)
         for layer, unit in enumerate(self._units):
             bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
@@ -177,35 +170,6 @@ class Streamed(InStore):
             bracket(module, self._saving_weights)
         self._take_gradients(weakref.ref(optimizer))
         self._hook_module(weakref.ref(optimizer))
-
-    def _take_gradients(self, optimizer: weakref.ref[Optimizer]) -> None:
-        def add(parameter: torch.Tensor) -> None:
-            to = optimizer()
-            assert to is not None and self._layers is not None
-            self._hand_over_gradient(to, self._layers, parameter)
-
-        def close(layer: int) -> None:
-            assert self._layers is not None
-            self._close(self._layers, layer)
-
-        def close_with_what_is_left(layer: int) -> None:
-            to = optimizer()
-            assert to is not None
-            for parameter in self._layout[layer]:
-                if self._is_left(to, parameter):  # by the passes before, where this one does not use it
-                    add(parameter)
-            close(layer)
-
-        to = optimizer()
-        assert to is not None
-        trained = [[p for p in unit if to.group_number_of(p) is not None] for unit in self._layout]
-        arrivals = self._arrivals = Arrivals(trained)
-        if self._options.update_in_backward or self._options.ranks is not None:
-            trained = [[p for p in unit if p.requires_grad] for unit in trained]
-            self._sums = InOrder(trained, add, close_with_what_is_left, arrivals.is_complete,
-                                 at_same_places=self._options.ranks is not None and self._options.zero_stage == 3)
-        else:
-            self._sums = AsTheyCome(add, close, self._open, _NUM_OPEN_LAYERS, arrivals.is_complete)
 
     # ---- Hooks
 
@@ -299,9 +263,14 @@ class Streamed(InStore):
             self._caller = threading.get_ident()
         window.unpin_all()
         window.check_placeholders()
+        if torch.is_grad_enabled() and not self._in_step and (
+                self._boundary is None or self._boundary.step != self.num_steps or not self.run_state.has_loader):
+            self._note_boundary(optimizer, now=False)
+        self.make_update()
         if self._all is not None and self._all[0].grad is not self._all[1]:
             self._abandon(self._layers)  # zero_grad() of the module has forgotten the gradients
         if not self._in_step and torch.is_grad_enabled():
+            optimizer.commit_what_was_put_off()
             self.commit_if_due(optimizer, before_batch=False)
         if not self._in_step:
             window.order.end()
@@ -318,26 +287,9 @@ class Streamed(InStore):
         if torch.is_grad_enabled():
             self._num_passes += 1
 
-    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
-        try:
-            super()._begin(optimizer, layers, loss_scale)
-        except BaseException:
-            self._in_step = False
-            layers.abandon()  # an interrupted call may have begun it
-            raise
-
     def _end_pass(self) -> None:
         assert self._window is not None
         self._window.unpin_all()
-
-    def saving(self) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, autograd keeps no weights."""
-        return _saved.hooks()
-
-    def end_backward(self) -> None:
-        """After a backward pass, also one that an exception has ended: nothing stays leased."""
-        if self._window is not None:
-            self._window.release()
 
     def _fetch(self, parameter: torch.nn.Parameter) -> None:
         """A parameter is taken from its module: by a tied layer, or in a forward that is computed again."""
@@ -348,194 +300,50 @@ class Streamed(InStore):
         if self._has_graph and self._arrivals is not None and parameter in self._place:
             self._arrivals.use(self._place[parameter][0])
 
-    # ---- A step
+    # ---- What lasts
 
-    @whole
-    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
-        if self._layers is None or self._window is None or self._arrivals is None:
-            return
-        backward = torch._C._current_graph_task_id()
-        if self._arrivals.begin(backward):
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer, backward))
-            self._num_backwards += not self._is_in_backward
-            self._is_in_backward = True
-        self._arrivals.arrived(backward, self._place[parameter][0])
-        if not self._waits_for_passes():
-            self._add(optimizer, self._layers, parameter)
+    def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
+        self.make_update()
+        return super()._use(optimizer, user)
 
-    def _waits_for_passes(self) -> bool:
-        """Before the last pass of a step gradients add up in p.grad."""
-        return self.accumulation_steps > 1 and min(self._num_passes, self._num_backwards) < self.accumulation_steps
+    def open_layers(self) -> Layers | None:
+        self.make_update()
+        return super().open_layers()
 
-    @torch.no_grad()
-    @whole
-    def _end_backward(self, optimizer: Optimizer, backward: int) -> None:
-        """Gradients were taken, and the backward pass, or one inside of it, is complete."""
-        assert self._arrivals is not None
-        self._arrivals.end(backward)
-        self.end_backward()
-        if self._layers is None or not self._is_outermost_backward():
-            return
-        self._is_in_backward = False
-        self._arrivals.forget()
-        if not self._in_step or self._waits_for_passes():
-            return
-        self._add_what_is_left(optimizer, self._layers)
-        carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel)
-        if carrier.grad is None:
-            all_of_them = AllGradients(carrier, self._norm)
-            carrier.grad = all_of_them
-            self._all = carrier, all_of_them
+    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+        if before_batch and self._window is not None:
+            self._note_boundary(optimizer, now=True)
+        super().commit_if_due(optimizer, before_batch=before_batch)
 
-    def _is_outermost_backward(self) -> bool:
-        """Whether no other backward pass computes the one that ends (reentrant checkpointing)."""
-        is_autograds = self._device.has_backward_thread and threading.get_ident() != self._caller
-        return num_backward_passes() <= (0 if is_autograds else 1)
+    def _note_boundary(self, optimizer: Optimizer, *, now: bool) -> None:
+        """What a commit has, if the step that begins is interrupted. now: random numbers are as they are, and not as
+        the last step left them."""
+        self._boundary = Boundary(self.num_steps, optimizer.words(None), self.run_state.snapshot(now=now),
+                                  sys.exc_info()[1])
 
-    def _withdraw_all_gradients(self) -> None:
-        if self._all is not None and self._all[0].grad is self._all[1]:
-            self._all[0].grad = None
-        self._all = None
+    def is_interrupted(self) -> bool:
+        """Whether a commit comes from the handler of an exception that has ended a step, or what belongs to it."""
+        error = sys.exc_info()[1]
+        return error is not None and self._boundary is not None and error is not self._boundary.handled
 
-    @whole
-    def _norm(self) -> float:
-        """The norm of all gradients of the step, which are complete."""
-        if self._layers is None or not self._in_step:
-            raise UsageError("forebay: these gradients are of a step that is over.")
-        if self._found is None:
-            self._found = self._layers.finish_backward()
-        if self._found.nonfinite_layer is not None and math.isfinite(self._found.norm):
-            return math.inf
-        return self._found.norm
-
-    def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
-        """Gradients that added up are handed over now; those of parameters of no group are left alone."""
-        assert self._sums is not None
-        waiting = self._sums.waiting()
-        for parameter in reversed(self._place):
-            if parameter not in waiting and self._is_left(optimizer, parameter):
-                self._add(optimizer, layers, parameter)
-        self._sums.finish()
-
-    def _is_left(self, optimizer: Optimizer, parameter: torch.Tensor) -> bool:
-        """Whether p.grad is a gradient of the step that was not handed over."""
-        return (parameter.grad is not None and not isinstance(parameter.grad, AllGradients)
-                and optimizer.group_number_of(parameter) is not None)
-
-    def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
-        layer = self._place[parameter][0]
-        if self._is_handed[layer] or self._found is not None:
-            raise UsageError(
-                f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
-                "after each backward(), and put all but the last backward() of a step into `with "
-                "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + advice_about_order(self._sums, self._options.update_in_backward))
-        if not self._in_step:
-            self._begin(optimizer, layers, 1.0)
-        assert self._sums is not None
-        self._sums.take(layer, parameter)
-
-    def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
-        layer, index = self._place[parameter]
-        gradient = checked_gradient_of(parameter, optimizer.name_of(parameter))
-        # Before the call: one that is interrupted adds it all the same.
-        self._open.pop(layer, None)
-        self._open[layer] = None
-        self._device.add_gradient(layers, index, gradient)
-        parameter.grad = None
-
-    def _close(self, layers: Layers, layer: int) -> None:
-        if layer in self._open:  # else it got no gradient
-            layers.close_layer(layer)
-            del self._open[layer]
-        self._is_handed[layer] = True
-
-    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
-        layers, window, placeholder = self._layers, self._window, self._placeholder
-        if layers is None or window is None or placeholder is None or not self._in_step:
-            raise UsageError("forebay: step() without a forward and backward pass of the streamed module before it.")
-        before: int | None = None  # the last step, from the update on
-        try:
-            factor = 1.0
-            if self._all is not None:
-                if self._all[0].grad is not self._all[1] or self._all[1].is_zero:
-                    raise UsageError("forebay: step() behind zero_grad(), which has forgotten the gradients. Call it "
-                                     "behind step().")
-                factor = self._all[1].factor
-            self._add_what_is_left(optimizer, layers)
-            window.release()
-            window.order.cancel()
-            window.check()
-            window.check_placeholders()
-            norm = self._norm() * factor / loss_scale
-            layer = self._found.nonfinite_layer if self._found is not None else None
-            if layer is not None or not math.isfinite(norm) or factor <= 0:
-                what = f"a gradient of {self._units[layer].name} is not finite" if layer is not None else (
-                    f"the gradients were multiplied by {factor}")
-                raise NumericalError(f"forebay: {what}. The weights are what they were. Skip this step, or lower the "
-                                     "rate.")
-            if not self._options.update_in_backward:
-                layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale / factor)
-            elif factor != loss_scale:
-                raise UsageError(f"forebay: gradients were multiplied by {factor / loss_scale:g} behind the backward "
-                                 "pass, and update_in_backward has made the updates in it. Leave it out to clip or "
-                                 "scale gradients.")
-            words = optimizer.words(None)
-            before = layers.step
-            window.needing_leases_to_end(layers.update, words)
-        except BaseException:
-            if before is not None and layers.step > before:
-                self._forget_step()
-            else:
-                self._abandon(layers)
-            raise
-        self._forget_step()
-        self._note_step()
-        optimizer.grad_norm = norm
-
-    def _forget_step(self) -> None:
-        super()._forget_step()
-        self._open.clear()
-        self._num_passes = self._num_backwards = 0
-        self._found = None
-        if self._sums is not None and self._arrivals is not None:
-            self._sums.begin()
-            self._arrivals.forget()
-        self._withdraw_all_gradients()
-
-    def forget_gradients(self) -> None:
-        """zero_grad(): may come between forward and backward, when there is nothing to forget."""
-        if self._layers is None or self._window is None:
-            return
-        if self.has_gradients():
-            self._abandon(self._layers)
-        self._window.release()  # what a backward pass that was broken off before its first gradient has left
-        self._num_passes = self._num_backwards = 0
-
-    def skip_step(self) -> None:
-        """A GradScaler has found that its scale was too high."""
-        if self._layers is not None and self._in_step:
-            self._abandon(self._layers)
-
-    def _has_unfinished_step(self) -> bool:
-        return self.has_gradients() or self._adds_up()
-
-    def _adds_up(self) -> bool:
-        """Whether gradients of passes before the last one wait in p.grad."""
-        return any(p.grad is not None and not isinstance(p.grad, AllGradients) for p in self._trained)
-
-    def has_gradients(self) -> bool:
-        return (bool(self._open) or any(self._is_handed)
-                or (self._sums is not None and self._sums.has_gradients()))
-
-    def _abandon(self, layers: Layers) -> None:
-        assert self._window is not None
-        for parameter in self._place:
-            parameter.grad = None
-        self._forget_step()
-        self._window.release()
-        self._window.order.cancel()
-        layers.abandon()
+    def commit_boundary(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+        """The state between the last two steps. UsageError: the update of the step behind it has begun."""
+        boundary, layers = self._boundary, self._layers
+        assert boundary is not None and layers is not None and self._window is not None
+        if self.num_steps == boundary.step:
+            self.make_update()
+        elif self._take_back_step():
+            warnings.warn(f"forebay: step {boundary.step + 1} was interrupted, and commit() has the state of step "
+                          f"{boundary.step}: the next start makes that step again.", stacklevel=4)
+        else:
+            raise UsageError(f"forebay: commit() after an interrupt in step {boundary.step + 1}, whose update has "
+                             "begun because weights were read after it: what is tracked may belong to the step "
+                             "before. Finish what the loop does after step(), and commit then.")
+        self._abandon(layers)
+        self._window.check()
+        words = {**boundary.words, "user": user or {}}
+        if layers.step > layers.committed_step or user:
+            self._run(self._commit, optimizer, user, words, boundary.state)
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         has_begun, passes = self._in_step, (self._num_passes, self._num_backwards)
@@ -570,6 +378,7 @@ class Streamed(InStore):
         self._window.release()
         self._window.order.cancel()
         self._window.check()
+        self.make_update()
         if self._in_step and not self.has_gradients():
             if self._adds_up():
                 raise UsageError("forebay: gradients of a step wait for its other passes, and would be lost. Call "

@@ -105,14 +105,15 @@ class Window:
     """Parameters have their weights while their unit is here, and else the placeholder.
 
     A pinned unit stays until it is unpinned. One that a forward pass has read by attribute stays until that ends, if
-    there is room. Of the others one stays: until the next comes, or `release`. Parameters are of the class Absent unless
-    a forward pass has their unit. Writes are found when the unit comes or goes: `UsageError`.
+    there is room. Of the others one stays: until the next comes, or `release`. Parameters are of the class Absent
+    unless a forward pass has their unit. Writes are found when the unit comes or goes: `UsageError`.
     """
 
     def __init__(self, module: torch.nn.Module, layers: Layers, units: Sequence[Unit], numbers: Sequence[Sequence[int]],
                  device: Device, placeholder: Placeholder | NanElement) -> None:
         self.module = ref(module)
         self.order = Order(layers)
+        self.before_fetch: Callable[[], None] = lambda: None  # before weights come
         self._device = device
         self._layers = layers
         self._names = [unit.name for unit in units]
@@ -122,7 +123,7 @@ class Window:
         self._here: dict[int, list[torch.Tensor]] = {}
         self._leases: dict[int, Lease] = {}  # of what is here
         self._pins = [0] * len(units)
-        self._unit_of = {parameter: number for number, unit in enumerate(self._units) for parameter in unit}
+        self._unit_of: dict[torch.Tensor, int] = {parameter: number for number, unit in enumerate(self._units) for parameter in unit}
         self._absent = class_for(self)
         self._scopes: list[list[int]] = []  # of the forward passes under way, the units that each has read
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
@@ -168,6 +169,7 @@ class Window:
         else:
             if is_within(sys._getframe(), _MOVES):
                 raise refusal("a use of weights")
+            self.before_fetch()
             self._release_others()
             self.check()
             self._check_placeholders(unit)
@@ -441,9 +443,9 @@ class Window:
 
 def _refuse_transforms() -> None:
     if torch._C._functorch.maybe_current_level() is not None:
-        raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go together with "
-                                "weights that come and go. Use loss.backward() or torch.autograd.grad, or transform a "
-                                "copy that is not streamed.")
+        raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go together "
+                                "with weights that come and go. Use loss.backward() or torch.autograd.grad, or "
+                                "transform a copy that is not streamed.")
 
 
 def _num_compiled() -> int:
