@@ -53,6 +53,8 @@ class Config(NamedTuple):
     reduce_dtype: str | None  # None: not said
     optimizer_nvme: str | None  # the folder that states go to; None: RAM
     weights_nvme: str | None
+    ignores_unused: bool  # parameters without a gradient in a step are left alone
+    tag_validation: str  # "ignore", "warn" or "fail": of tags of checkpoints that differ between ranks
 
     @classmethod
     def read(cls, source: Any, num_ranks: int = 1) -> Config:
@@ -98,7 +100,16 @@ class Config(NamedTuple):
                    bool(document.get("wall_clock_breakdown", False)), optimizer.get("type"),
                    dict(optimizer.get("params") or {}), scheduler.get("type"), dict(scheduler.get("params") or {}),
                    fp16, bf16, stage, _reduce_bucket(zero),
-                   _reduce_dtype(document), _nvme(zero, "offload_optimizer"), weights)
+                   _reduce_dtype(document), _nvme(zero, "offload_optimizer"), weights,
+                   zero.get("ignore_unused_parameters", True) is not False, _tag_validation(document))
+
+
+def _tag_validation(document: dict[str, Any]) -> str:
+    given = (document.get("checkpoint") or {}).get("tag_validation", "Warn")
+    if not isinstance(given, str) or given.lower() not in ("ignore", "warn", "fail"):
+        raise UsageError(f"forebay: checkpoint.tag_validation is {_shown(given)}, and has to be one of: Ignore, Warn, "
+                         "Fail.")
+    return given.lower()
 
 
 def _reduce_bucket(zero: dict[str, Any]) -> int | None:

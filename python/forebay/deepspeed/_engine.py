@@ -21,6 +21,7 @@ from forebay.ranks import Ranks
 from forebay.torch import Optimizer, stream
 from forebay.torch._tensors import memory_of, on_host
 
+_MOST_TAG_BYTES = 255
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -51,6 +52,9 @@ class DeepSpeedEngine(Answers):
         self.is_streamed = False
         self.optimizer = self._make_optimizer(optimizer, parameters)
         self.lr_scheduler = self._make_scheduler(lr_scheduler, optimizer)
+        self._has_gradient: set[torch.Tensor] = set()  # in the step in progress; looked at if all must have one
+        if self.optimizer is not None and not config.ignores_unused:
+            self._note_gradients(self.optimizer)
         self.global_steps = self.skipped_steps = self.micro_steps = self.global_samples = 0
         self.was_step_skipped = False
         self._boundary: bool | None = None
@@ -84,8 +88,9 @@ class DeepSpeedEngine(Answers):
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(given)
         settings: dict[str, Any] = {}
+        kind: Callable[..., Optimizer]
         if optimizer is not None:
-            kind, given = _optimizers.mapped(optimizer), list(optimizer.param_groups)
+            kind, given = _optimizers.becoming(optimizer, _optimizers.mapped(optimizer)), list(optimizer.param_groups)
             if isinstance(optimizer, Optimizer):
                 optimizer.close()
         elif self._config.optimizer is not None:
@@ -214,7 +219,30 @@ class DeepSpeedEngine(Answers):
                              'optimizer=, or the configuration an "optimizer".')
         return self.optimizer
 
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        def note(parameter: torch.Tensor) -> None:
+            has_gradient.add(parameter)
+
+        has_gradient = self._has_gradient
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.register_post_accumulate_grad_hook(note)
+
+    def _check_all_have_gradients(self, optimizer: Optimizer) -> None:
+        if self._config.ignores_unused:
+            return
+        unused = [optimizer.name_of(each) for group in optimizer.param_groups for each in group["params"]
+                  if each not in self._has_gradient]
+        self._has_gradient.clear()
+        if unused:
+            optimizer.zero_grad()
+            raise UsageError(f"forebay: {len(unused)} parameters got no gradient in this step: {', '.join(unused[:8])}"
+                             f"{', ...' * (len(unused) > 8)}. Use them in the forward pass, freeze them "
+                             "(requires_grad=False), or leave zero_optimization.ignore_unused_parameters=false out. "
+                             "The step was not made.")
+
     def _update(self, optimizer: Optimizer, lr_kwargs: dict[str, Any]) -> None:
+        self._check_all_have_gradients(optimizer)
         overflow = False
         try:
             optimizer.step_scaled(1.0 if self.scaler is None else self.scaler.cur_scale)
@@ -287,11 +315,34 @@ class DeepSpeedEngine(Answers):
                         save_latest: bool = True, exclude_frozen_parameters: bool = False) -> bool:
         """Into save_dir/tag, which then needs nothing else: where the state lies on NVMe, it has a copy of it.
 
-        StorageError: the disk has no room for it. The tags that were there are whole.
+        StorageError: the disk has no room for it. The tags that were there are whole. UsageError:
+        checkpoint.tag_validation is FAIL, and ranks have different tags. Otherwise the tag is that of rank 0.
         """
-        _checkpoint.save(self, os.fspath(save_dir), str(tag or f"global_step{self.global_steps}"), client_state or {},
-                         save_latest, exclude_frozen_parameters)
+        if len(str(tag or "").encode()) > _MOST_TAG_BYTES:
+            raise UsageError(f"forebay: the tag has {len(str(tag).encode())} bytes, and at most {_MOST_TAG_BYTES} fit "
+                             "into the name of a folder.")
+        tag = self._tag_of_all(str(tag or f"global_step{self.global_steps}"))
+        _checkpoint.save(self, os.fspath(save_dir), tag, client_state or {}, save_latest, exclude_frozen_parameters)
         return True
+
+    def _tag_of_all(self, tag: str) -> str:
+        """That of the first rank. UsageError: another rank has another, and checkpoint.tag_validation is FAIL."""
+        if self.ranks.size == 1:
+            return tag
+        padded = bytearray(tag.encode().ljust(_MOST_TAG_BYTES, b"\0"))
+        self.ranks.broadcast(padded)
+        of_first = padded.rstrip(b"\0").decode()
+
+        def check() -> None:
+            if of_first != tag and self._config.tag_validation == "fail":
+                raise UsageError(f"forebay: rank {self.global_rank} saves under the tag {tag!r}, and rank 0 under "
+                                 f"{of_first!r}. A checkpoint is that of all ranks: give one tag.")
+
+        self.ranks.together(check, "checking that all ranks save under one tag")
+        if of_first != tag and self._config.tag_validation == "warn":
+            print(f"forebay: rank {self.global_rank} saves under {of_first!r}, the tag of rank 0, and not under "
+                  f"{tag!r}")
+        return of_first
 
     def load_checkpoint(self, load_dir: str, tag: str | None = None, load_module_strict: bool = True,
                         load_optimizer_states: bool = True, load_lr_scheduler_states: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,4 +55,16 @@ def mapped(optimizer: torch.optim.Optimizer) -> type[Optimizer]:
     return kind
 
 
-__all__ = ["configured", "mapped"]
+def becoming(optimizer: torch.optim.Optimizer, kind: type[Optimizer]) -> Callable[..., Optimizer]:
+    """Makes an optimizer of `kind` of the object itself, so that the program's own name for it is that of the engine's.
+    What its groups had (moments, hooks of step()) is forgotten. Takes the arguments of `kind`."""
+    def make(params: Any, **settings: Any) -> Optimizer:
+        optimizer.__dict__.clear()
+        optimizer.__class__ = kind
+        kind.__init__(optimizer, params, **settings)  # type: ignore[arg-type]
+        return optimizer  # type: ignore[return-value]
+
+    return make
+
+
+__all__ = ["becoming", "configured", "mapped"]

@@ -400,6 +400,95 @@ def test_gradients_that_add_up_without_a_counter(tmp_path, nvme):
         assert all(torch.equal(tensor, state[name]) for name, tensor in runs[0][2].items())
 
 
+@pytest.mark.parametrize("stage, nvme", [(0, None), (3, "nvme")])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, forebay.torch.AdamW], ids=str)
+def test_the_optimizer_that_was_given_is_the_one_that_comes_back(tmp_path, stage, nvme, kind):
+    zero = {"stage": stage, **({"offload_param": {"device": "nvme", "nvme_path": str(tmp_path)}} if nvme else {})}
+    model = make_model()
+    given = kind(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(given, 1, 0.5)
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=given, lr_scheduler=schedule,
+                                                   config={"zero_optimization": zero})
+    assert optimizer is given is engine.optimizer and isinstance(given, forebay.torch.Optimizer)
+    before = {name: weight.clone() for name, weight in engine.module_state_dict().items()}
+    for step in range(2):
+        inputs, labels = batch_of(step)
+        engine.backward(torch.nn.functional.cross_entropy(engine(inputs), labels))
+        engine.step()
+    assert given.param_groups[0]["lr"] == 1e-2 / 4
+    assert any(not torch.equal(weight, before[name]) for name, weight in engine.module_state_dict().items())
+    engine.destroy()
+
+
+class WithUnused(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.uses_all = False
+
+    def forward(self, x):
+        return self.unused(self.used(x)) if self.uses_all else self.used(x)
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+def test_parameters_without_a_gradient_are_an_error_if_the_configuration_says_so(tmp_path, nvme):
+    zero = {"stage": 3 if nvme else 1, "ignore_unused_parameters": False,
+            **({"offload_param": {"device": "nvme", "nvme_path": str(tmp_path)}} if nvme else {})}
+    model = WithUnused()
+    engine, *_ = deepspeed.initialize(model=model, config={
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}, "zero_optimization": zero})
+    before = {name: weight.clone() for name, weight in engine.module_state_dict().items()}
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    with pytest.raises(forebay.UsageError, match="2 parameters got no gradient .*unused|param"):
+        engine.step()
+    assert all(torch.equal(weight, before[name]) for name, weight in engine.module_state_dict().items())
+    model.uses_all = True
+    engine.backward(engine(torch.ones(2, 4)).sum())
+    engine.step()
+    assert engine.global_steps == 1
+    engine.destroy()
+
+
+HJSON = """
+{
+  # as people write it
+  train_batch_size: 8
+  optimizer: {
+    type: AdamW
+    params: { lr: 1e-3, betas: [0.9, 0.95] }
+  }
+  zero_optimization: {
+    stage: 3
+    offload_param: {
+      device: nvme
+      nvme_path: %s
+    }
+  }
+  // tags
+  checkpoint: {
+    tag_validation: Fail
+  }
+}
+"""
+
+
+def test_hjson_is_read_as_deepspeed_reads_it(tmp_path, monkeypatch):
+    hjson = pytest.importorskip("hjson")
+    path = tmp_path / "config.json"
+    path.write_text(HJSON % tmp_path)
+    config = Config.read(path)
+    assert config.document == json.loads(json.dumps(hjson.loads(path.read_text())))
+    assert (config.micro_batch, config.stage, config.weights_nvme) == (8, 3, str(tmp_path))
+    assert config.optimizer_params == {"lr": 1e-3, "betas": [0.9, 0.95]} and config.tag_validation == "fail"
+    with pytest.raises(forebay.UsageError, match="train_batch_size' twice"):
+        Config.read("{\n train_batch_size: 8\n train_batch_size: 8\n}")
+    with pytest.raises(forebay.UsageError, match="no JSON, Hjson or Python dict"):
+        Config.read("{\n train_batch_size: [8\n")
+    monkeypatch.setitem(sys.modules, "hjson", None)
+    with pytest.raises(forebay.UsageError, match="install the Python package hjson"):
+        Config.read(path)
+
+
 def test_a_schedule_of_the_optimizer_that_was_given_moves_the_engine_s(tmp_path):
     def make():
         model = make_model()

@@ -123,7 +123,8 @@ class Window:
         self._here: dict[int, list[torch.Tensor]] = {}
         self._leases: dict[int, Lease] = {}  # of what is here
         self._pins = [0] * len(units)
-        self._unit_of: dict[torch.Tensor, int] = {parameter: number for number, unit in enumerate(self._units) for parameter in unit}
+        self._unit_of: dict[torch.Tensor, int] = {
+            parameter: number for number, unit in enumerate(self._units) for parameter in unit}
         self._absent = class_for(self)
         self._scopes: list[list[int]] = []  # of the forward passes under way, the units that each has read
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between

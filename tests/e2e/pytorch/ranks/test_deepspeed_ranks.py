@@ -86,6 +86,14 @@ def test_mistakes_are_told_by_all_ranks(tmp_path):
         assert error == "UsageError" and "another offload_optimizer or offload_param" in message
 
 
+def test_tags_that_differ_between_ranks(tmp_path):
+    for error, message in errors_of(2, program.save_under_own_tag, str(tmp_path), "FAIL"):
+        assert error in ("UsageError", "StorageError"), message
+        assert "give one tag" in message or "one tag failed on another rank" in message
+    assert not os.path.exists(tmp_path / "tag-0")
+    assert on_ranks(2, program.save_under_own_tag, str(tmp_path), "Warn") == [["tag-0"]] * 2
+
+
 @pytest.mark.parametrize(("stage", "where"), [(1, None), (2, "nvme"), (3, "nvme")])
 def test_the_trainer_of_transformers(tmp_path, stage, where):
     pytest.importorskip("transformers")
