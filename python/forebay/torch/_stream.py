@@ -12,10 +12,12 @@ from forebay._given import Path, bytes_of, whole
 from forebay._given import folder as folder_of
 from forebay.errors import NotSupportedError, UsageError
 from forebay.ranks import Ranks
+from forebay.torch._files.adapters import has_adapters, names_in
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
 from forebay.torch._optimizer import Optimizer, User
 from forebay.torch._optimizers import AdamW
+from forebay.torch._run.state import persistent_buffers
 from forebay.torch._streaming.device import device_of
 
 
@@ -29,7 +31,9 @@ class Engine:
     def __init__(self, module: torch.nn.Module, optimizer: Optimizer) -> None:
         self.module = module
         self.optimizer = optimizer
-        if hasattr(module, "save_pretrained"):
+        if has_adapters(module):
+            module.save_pretrained = self._save_adapters  # type: ignore[assignment]
+        elif hasattr(module, "save_pretrained"):
             module.save_pretrained = self._save_as_transformers  # type: ignore[assignment]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -82,10 +86,14 @@ class Engine:
     def save_pretrained(self, folder: Path, max_shard_size: int | str = "50GB") -> None:
         """Writes the weights of the last step and the buffers as safetensors, in shards where they are larger than
         `max_shard_size`, with the configuration where transformers made the module: from_pretrained() reads them. Never
-        more than a unit is in RAM. With ranks all call it, and the first writes.
+        more than a unit is in RAM. With ranks all call it, and the first writes. Of a module that PEFT made it writes
+        only the adapters, as PEFT does.
 
         StorageError: the disk is full, for example; the folder has what it had. UsageError: there can be no folder.
         """
+        if has_adapters(self.module):
+            self._save_adapters(folder, is_main_process=self.optimizer.ranks is None or self.optimizer.ranks.rank == 0)
+            return
         names = names_of(self.module)
         weights = ({names[parameter]: weight for parameter, weight in unit.items()} for unit in self._weights())
 
@@ -113,6 +121,19 @@ class Engine:
         UsageError: steps were made, or there are no such files. BadInputError: they are of another module.
         """
         self.optimizer.streamed().refill(self.optimizer, FromFolder(self.module, folder_of(folder, "folder")))
+
+    def _save_adapters(self, save_directory: Path, *arguments: Any, selected_adapters: list[str] | None = None,
+                       state_dict: dict[str, torch.Tensor] | None = None, **others: Any) -> None:
+        """PEFT's own save_pretrained, with the weights of the adapters alone. With ranks all call it."""
+        if state_dict is None:
+            named = {**dict(self.module.named_parameters(remove_duplicate=False)), **persistent_buffers(self.module)}
+            wanted = {name: named[name] for name in names_in(self.module, selected_adapters)}
+            copies = self.optimizer.streamed().copies_of(wanted.values())
+            state_dict = {name: copies[tensor] if tensor in copies else tensor.detach()
+                          for name, tensor in wanted.items()}
+        kind: Any = type(self.module)
+        kind.save_pretrained(self.module, folder_of(save_directory, "save_directory"), *arguments,
+                             selected_adapters=selected_adapters, state_dict=state_dict, **others)
 
     def _save_as_transformers(self, save_directory: Path, is_main_process: bool = True, state_dict: Any = None,
                               push_to_hub: bool = False, max_shard_size: int | str = "50GB", **others: Any) -> None:

@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 
 from forebay.errors import UsageError
-from forebay.torch._saved import hooks_around_weights
+from forebay.torch._saved import hooks
 
 if TYPE_CHECKING:
     from forebay.torch._streaming.window import Window
@@ -60,15 +60,20 @@ class Absent(torch.nn.Parameter):
                 raise UsageError("forebay: a parameter of a streamed module was used after its engine was closed. Its "
                                  "weights are in the store: go on with stream(..., resume=True).")
             _refuse_writes(function, arguments, keywords, window)
-            # Autograd keeps the names of weights instead of the weights.
-            saving = hooks_around_weights() if torch.is_grad_enabled() else contextlib.nullcontext()
-            with window.using(parameters), saving:
+            with window.using(parameters), _saving_weights():
                 return function(*arguments, **keywords)
 
 
 def class_for(window: Window) -> type[Absent]:
     """A subclass for the parameters of one window."""
     return type("Parameter", (Absent,), {"window": ref(window), "__module__": Absent.__module__})
+
+
+def _saving_weights() -> contextlib.AbstractContextManager[None]:
+    """Autograd keeps the names of weights, unless others keep what it saves: checkpointing compares what they get."""
+    if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return contextlib.nullcontext()
+    return hooks()
 
 
 def _needs_elements(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:

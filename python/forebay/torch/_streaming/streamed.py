@@ -294,7 +294,8 @@ class Streamed(StreamedStep):
     def _fetch(self, parameter: torch.nn.Parameter) -> None:
         """A parameter is taken from its module: by a tied layer, or in a forward that is computed again."""
         assert self._window is not None
-        if self._window.is_pinned(parameter) or not self._window.is_in_forward:
+        is_in_pass = self._window.is_in_forward or torch._C._current_graph_task_id() >= 0
+        if self._window.is_pinned(parameter) or not is_in_pass:
             return
         self._window.read(parameter)
         if self._has_graph and self._arrivals is not None and parameter in self._place:

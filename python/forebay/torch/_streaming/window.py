@@ -286,7 +286,8 @@ class Window:
         if type(parameter) is self._absent:
             unit = self._unit_of[parameter]
             self.fetch(unit)
-            self._scopes[-1].append(unit)
+            if self._scopes:
+                self._scopes[-1].append(unit)
             self._set_class(unit, self._absent, torch.nn.Parameter)
 
     @whole
