@@ -6,11 +6,11 @@ import contextlib
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from forebay.errors import NumericalError, UsageError
+from forebay.errors import ForebayError, NumericalError, UsageError
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
 from forebay.torch._in_store import InStore, StoreOptions
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
 
 NUM_OPEN_LAYERS = 2
+
+
+class Made(NamedTuple):
+    """A step whose update the store does not know of yet. words: for its commit."""
+
+    step: int
+    words: dict[str, Any]
 
 
 class StreamedStep(InStore):
@@ -56,7 +63,7 @@ class StreamedStep(InStore):
         self._arrivals: Arrivals | None = None
         # InOrder: under update_in_backward, and with ranks.
         self._sums: InOrder | AsTheyCome | None = None
-        self._made: dict[str, Any] | None = None  # the words of a step whose update the store does not know of yet
+        self._made: Made | None = None
 
     def _take_gradients(self, optimizer: weakref.ref[Optimizer]) -> None:
         def add(parameter: torch.Tensor) -> None:
@@ -236,28 +243,32 @@ class StreamedStep(InStore):
                 raise UsageError(f"forebay: gradients were multiplied by {factor / loss_scale:g} behind the backward "
                                  "pass, and update_in_backward has made the updates in it. Leave it out to clip or "
                                  "scale gradients.")
-            words = optimizer.words(None)
+            self._made = Made(layers.step + 1, optimizer.words(None))
         except BaseException:
             self._abandon(layers)
             raise
         self._forget_step()
         self._note_step()
-        self._made = words
         optimizer.grad_norm = norm
 
     @whole
     def make_update(self) -> None:
         """The store gets to know of the last step: of its update, which is applied as layers are read."""
-        if self._made is None or self._layers is None or self._window is None:
+        made, layers = self._made, self._layers
+        if made is None or layers is None or self._window is None:
             return
-        words, self._made = self._made, None
-        before = self._layers.step
-        try:
-            self._window.needing_leases_to_end(self._layers.update, words)
-        except BaseException:
-            if self._layers.step == before:
-                self._layers.abandon()
-            raise
+        self._forget_step()  # step() does it too, if nothing interrupts it
+        if layers.step < made.step:
+            try:
+                self._window.needing_leases_to_end(layers.update, made.words)
+            except UsageError:  # of weights that are kept: later it may be made
+                raise
+            except ForebayError:
+                if layers.step < made.step:
+                    self._made = None
+                    layers.abandon()
+                raise
+        self._made = None
 
     def _take_back_step(self) -> bool:
         """Whether there was a step that the store does not know of. It never was."""
@@ -271,7 +282,7 @@ class StreamedStep(InStore):
     @property
     def num_steps(self) -> int:
         assert self._layers is not None
-        return self._layers.step + (self._made is not None)
+        return max(self._layers.step, 0 if self._made is None else self._made.step)
 
     def _forget_step(self) -> None:
         super()._forget_step()
@@ -310,6 +321,9 @@ class StreamedStep(InStore):
 
     def _abandon(self, layers: Layers) -> None:
         assert self._window is not None
+        if self._made is not None:  # an interrupt came when the step was made already
+            self._forget_step()
+            return
         for parameter in self._place:
             parameter.grad = None
         self._forget_step()

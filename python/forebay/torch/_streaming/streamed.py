@@ -270,7 +270,8 @@ class Streamed(StreamedStep):
         if self._all is not None and self._all[0].grad is not self._all[1]:
             self._abandon(self._layers)  # zero_grad() of the module has forgotten the gradients
         if not self._in_step and torch.is_grad_enabled():
-            optimizer.commit_what_was_put_off()
+            if self.run_state.has_others and not self._is_committed(self._layers):
+                optimizer.commit_what_was_put_off()
             self.commit_if_due(optimizer, before_batch=False)
         if not self._in_step:
             window.order.end()
@@ -426,6 +427,7 @@ class Streamed(StreamedStep):
         if not self._in_step:
             self._window.release()
             self._window.order.end()
+            self.make_update()
             self._window.order.begin("weights")
         with self._window.releasing():
             for layer, unit in enumerate(self._units):
