@@ -27,7 +27,7 @@ case $preset in
     test beside_torch 'e2e;torch' true ;;
   tidy) test linted tidy true ;;
   fuzz) test fuzzed fuzz true ;;
-  *) test sanitized core true ;;
+  *) for part in 1 2 3; do test sanitized_$part "core;core_part$part" true; done ;;
 esac >$folder/CTestTestfile.cmake
 """
 NO_INSTALLS = """
@@ -78,7 +78,7 @@ class ScriptsTestTest(unittest.TestCase):
     def test_all_runs_every_test_of_every_suite_and_none_twice(self):
         self.run_script("--all")
         self.assertEqual(sorted(self.runs()), ["beside_torch", "fuzzed", "in_share", "linted", "other",
-                                               "sanitized", "sanitized"])  # by ASan, and by TSan
+                                               "sanitized_1", "sanitized_1"])  # by ASan, and by TSan
 
     def test_a_failure_does_not_stop_the_other_suites_and_is_told_at_the_end(self):
         (self.root / "other_code").write_text("1")

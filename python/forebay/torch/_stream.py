@@ -200,7 +200,7 @@ def stream(module: torch.nn.Module, *, nvme: Path | Sequence[Path], ram: None | 
            device: None | str | torch.device = None, gpu_mem: None | int | str = None, ranks: Ranks | None = None,
            zero_stage: int = 3, **settings: Any) -> Engine:
     """Moves the weights of `module` into a store, and reads each unit (a block, or a module with parameters of its own)
-    when its forward or backward pass begins. In between, parameters are placeholders of their shape that read as NaN.
+    when its forward or backward pass begins. In between, parameters take no memory; an operation on one reads its unit.
 
     nvme: the store's folder, or one for each disk. ram: memory for it, as bytes or "8GiB". optimizer: the class, and
     `settings` its arguments. params: its parameters or groups; None: all that require a gradient; the others are
