@@ -248,6 +248,8 @@ class StreamedStep(InStore):
             self._abandon(layers)
             raise
         self._forget_step()
+        if self._options.ranks is not None:  # in the update they compare their settings
+            self.make_update()
         self._note_step()
         optimizer.grad_norm = norm
 
@@ -261,10 +263,10 @@ class StreamedStep(InStore):
         if layers.step < made.step:
             try:
                 self._window.needing_leases_to_end(layers.update, made.words)
-            except UsageError:  # of weights that are kept: later it may be made
-                raise
-            except ForebayError:
-                if layers.step < made.step:
+            except ForebayError as error:
+                # Weights that are kept: it is made once they are gone.
+                is_for_later = isinstance(error, UsageError) and self._options.ranks is None
+                if layers.step < made.step and not is_for_later:
                     self._made = None
                     layers.abandon()
                 raise

@@ -329,7 +329,7 @@ class Streamed(StreamedStep):
         return error is not None and self._boundary is not None and error is not self._boundary.handled
 
     def commit_boundary(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
-        """The state between the last two steps. UsageError: the update of the step behind it has begun."""
+        """The state between the last two steps. UsageError: the update of the step after it has begun."""
         boundary, layers = self._boundary, self._layers
         assert boundary is not None and layers is not None and self._window is not None
         if self.num_steps == boundary.step:
@@ -339,8 +339,8 @@ class Streamed(StreamedStep):
                           f"{boundary.step}: the next start makes that step again.", stacklevel=4)
         else:
             raise UsageError(f"forebay: commit() after an interrupt in step {boundary.step + 1}, whose update has "
-                             "begun because weights were read after it: what is tracked may belong to the step "
-                             "before. Finish what the loop does after step(), and commit then.")
+                             "begun (weights were read after it, or there are ranks): what is tracked may belong to "
+                             "the step before. Finish what the loop does after step(), and commit then.")
         self._abandon(layers)
         self._window.check()
         words = {**boundary.words, "user": user or {}}

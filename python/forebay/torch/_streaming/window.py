@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from forebay.lease import Lease
 from forebay.torch._saved import Saved
 from forebay.torch._streaming.absent import class_for
 from forebay.torch._streaming.device import Device
+from forebay.torch._streaming.kept_graphs import detach_graphs
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import Unit
 from forebay.torch._under_way import is_within, refusal, whole
@@ -126,6 +128,7 @@ class Window:
         self._unit_of: dict[torch.Tensor, int] = {
             parameter: number for number, unit in enumerate(self._units) for parameter in unit}
         self._absent = class_for(self)
+        self._has_warned_of_graphs = False
         self._scopes: list[list[int]] = []  # of the forward passes under way, the units that each has read
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
         self._written: str | None = None
@@ -226,6 +229,7 @@ class Window:
             if not self._kept():
                 raise
         gc.collect()  # what torch.compile and tracebacks leave are circles
+        self._detach_graphs()
         try:
             return call(*arguments)
         except UsageError as error:
@@ -233,6 +237,20 @@ class Window:
             if not kept:
                 raise
             raise kind(f"forebay: {doing}: {kept}") from error
+
+    def _detach_graphs(self) -> None:
+        module = self.module()
+        # In a forward pass its graph is still needed. In backward it is one that was computed again.
+        if module is None or not self._kept() or self._scopes:
+            return
+        names = detach_graphs(module)
+        if names and not self._has_warned_of_graphs:
+            self._has_warned_of_graphs = True
+            warnings.warn(f"forebay: {', '.join(names[:4])}{', ...' * (len(names) > 4)} kept the graph of a pass that "
+                          "is over, and with it weights. It is detached now and in later steps. Detach it in the "
+                          "module to be rid of this line.", stacklevel=2)
+        if names:
+            gc.collect()
 
     @whole
     def pin(self, unit: int) -> None:
