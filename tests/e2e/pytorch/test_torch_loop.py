@@ -1,5 +1,5 @@
-"""The loop of docs/pytorch.md, interrupted at any line: a commit in the handler has the state between two steps, and the run
-that goes on from it has the bits of one that nobody interrupted."""
+"""The loop of docs/pytorch.md, interrupted at any line: a commit in the handler has the state between two steps, and the
+run that goes on from it has the bits of one that nobody interrupted."""
 
 import pathlib
 import random
@@ -105,7 +105,8 @@ def expected(tmp_path_factory):
     return uninterrupted(tmp_path_factory.mktemp("loop") / "store")
 
 
-@pytest.mark.parametrize("settings", [{}, {"commit_every": 3}, {"commit_every": 1}, {"update_in_backward": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"commit_every": 3}, {"commit_every": 1}, {"update_in_backward": True}],
+                         ids=str)
 @pytest.mark.parametrize("seed", range(9))
 def test_interrupts_at_random_lines_of_the_documented_loop(tmp_path, expected, seed, settings):
     where, losses, num_interrupts = random.Random(seed), {}, 0

@@ -1,6 +1,7 @@
 """Weights of a streamed module that are read anywhere, and gradients that come in any order: the bits of RAM."""
 
 import random
+import types
 
 import pytest
 import torch
@@ -161,8 +162,8 @@ def train(module, backward, optimizer, penalty="none", steps=3, passes=1):
 
 def compare(tmp_path, kind, dtype=torch.float32, passes=1, **options):
     in_ram = make(kind, dtype)
-    expected = train(in_ram, lambda loss: loss.backward(), forebay.torch.AdamW(in_ram.parameters(), lr=1e-2), passes=passes,
-                     **options)
+    plain = forebay.torch.AdamW(in_ram.parameters(), lr=1e-2)
+    expected = train(in_ram, torch.Tensor.backward, plain, passes=passes, **options)
     module = make(kind, dtype)
     engine = forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2, accumulation_steps=passes)
     assert train(module, engine.backward, engine, passes=passes, **options) == expected
@@ -201,6 +202,30 @@ def test_reads_between_passes_have_the_weights(tmp_path):
     for name, p in of_store.items():
         average[name].lerp_(p.detach(), 0.5)
         assert torch.equal(average[name], of_ram[name].detach() * 0.5)
+
+
+class Named(nn.Parameter):
+    """A class of parameters of the program's own."""
+
+    @property
+    def kind(self):
+        return "named"
+
+
+def test_parameters_of_another_class_stay_of_that_class(tmp_path):
+    torch.manual_seed(1)
+    module = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)])
+    for part in module:
+        part.weight = Named(part.weight.detach().clone())
+    weights = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    engine = forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, weights[name])
+        assert not name.endswith("weight") or (isinstance(parameter, Named) and parameter.kind == "named")
+    seen = []
+    module[2].register_forward_hook(lambda part, *_: seen.append(type(part.weight)))
+    train(module, engine.backward, engine, steps=2)
+    assert seen == [Named, Named]
 
 
 def test_more_weights_in_one_expression_than_the_window_holds_are_an_error_that_names_them(tmp_path):
@@ -248,3 +273,69 @@ class Random(nn.Module):
 def test_random_modules_have_the_bits_of_ram(tmp_path, seed):
     MODULES[seed] = lambda: Random(seed)
     compare(tmp_path, seed, penalty=random.Random(seed).choice(["none", "none", "l1", "norm"]))
+
+
+def reading(module, seed, seen):
+    """Has parameters read at random places: in hooks of forward passes and of gradients, and where it is called."""
+    rng = random.Random(seed)
+    parameters = dict(module.named_parameters())
+
+    def read(*_):
+        name = rng.choice(sorted(parameters))
+        with torch.no_grad():
+            seen.append((name, parameters[name].norm().item(), parameters[name].detach().float().sum().item()))
+
+    for part in rng.sample(list(module.modules()), 3):
+        getattr(part, rng.choice(["register_forward_hook", "register_forward_pre_hook"]))(read)
+    for name in rng.sample(sorted(parameters), 3):
+        if parameters[name].requires_grad:
+            parameters[name].register_hook(read)
+    return read
+
+
+@pytest.mark.parametrize("seed", range(100, 118))
+def test_reads_at_random_places_have_the_weights_and_change_nothing(tmp_path, seed):
+    ends = []
+    for where in ("ram", "store"):
+        torch.manual_seed(1)
+        module, seen = Random(seed), []
+        if where == "ram":
+            optimizer = forebay.torch.AdamW(module.parameters(), lr=1e-2)
+            backward = torch.Tensor.backward
+        else:
+            optimizer = forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2)
+            backward = optimizer.backward
+        read = reading(module, seed, seen)
+        losses = []
+        for step in range(3):
+            loss = module(inputs_of(step)).pow(2).mean()
+            read()
+            backward(loss)
+            read()
+            optimizer.step()
+            read()
+            optimizer.zero_grad()
+            read()
+            losses.append(loss.item())
+        state = module.state_dict() if where == "ram" else optimizer.state_dict()
+        ends.append((losses, seen, {name: value.tolist() for name, value in state.items()}))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("replace", [lambda module: types.MethodType(TiedHead.forward, module),
+                                     lambda module: lambda x, inner=module.forward: inner(x) * 1.0],
+                         ids=["same", "around"])
+def test_a_forward_that_a_trainer_replaces_later_is_bracketed(tmp_path, replace):
+    """As TRL does it."""
+    ends = []
+    for where in ("ram", "store"):
+        module = make("tied head")
+        if where == "ram":
+            optimizer, backward = forebay.torch.AdamW(module.parameters(), lr=1e-2), torch.Tensor.backward
+        else:
+            optimizer = forebay.torch.stream(module, nvme=tmp_path / "store", lr=1e-2)
+            backward = optimizer.backward
+        losses = train(module, backward, optimizer, steps=1)
+        module.forward = replace(module)
+        ends.append(losses + train(module, backward, optimizer))
+    assert ends[0] == ends[1]

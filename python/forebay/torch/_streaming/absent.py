@@ -44,6 +44,7 @@ class Absent(torch.nn.Parameter):
     """
 
     window: ref[Window]
+    present: type[torch.nn.Parameter]  # what it is otherwise
 
     @classmethod
     def __torch_function__(cls, function: Callable[..., Any], types: Any, arguments: Sequence[Any] = (),
@@ -64,9 +65,9 @@ class Absent(torch.nn.Parameter):
                 return function(*arguments, **keywords)
 
 
-def class_for(window: Window) -> type[Absent]:
-    """A subclass for the parameters of one window."""
-    return type("Parameter", (Absent,), {"window": ref(window), "__module__": Absent.__module__})
+def class_for(window: Window, present: type[torch.nn.Parameter]) -> type[Absent]:
+    """A subclass for the parameters of one window that are of the class `present`."""
+    return type(present.__name__, (Absent, present), {"window": ref(window), "present": present})
 
 
 def _saving_weights() -> contextlib.AbstractContextManager[None]:

@@ -344,8 +344,11 @@ class Streamed(StreamedStep):
         self._abandon(layers)
         self._window.check()
         words = {**boundary.words, "user": user or {}}
-        if layers.step > layers.committed_step or user:
-            self._run(self._commit, optimizer, user, words, boundary.state)
+        if layers.step > layers.committed_step:
+            self._window.needing_leases_to_end(self._run, self._commit, optimizer, user, words, boundary.state)
+        elif user and layers.user.get("user") != user:
+            warnings.warn(f"forebay: step {layers.step} is committed already, so commit() has not saved {user}.",
+                          stacklevel=4)
 
     def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
         has_begun, passes = self._in_step, (self._num_passes, self._num_backwards)

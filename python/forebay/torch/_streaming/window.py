@@ -17,7 +17,7 @@ from forebay.errors import ForebayError, NotSupportedError, OutOfMemoryError, Us
 from forebay.layers import Layers
 from forebay.lease import Lease
 from forebay.torch._saved import Saved
-from forebay.torch._streaming.absent import class_for
+from forebay.torch._streaming.absent import Absent, class_for
 from forebay.torch._streaming.device import Device
 from forebay.torch._streaming.kept_graphs import detach_graphs
 from forebay.torch._streaming.placeholder import NanElement, Placeholder
@@ -127,7 +127,8 @@ class Window:
         self._pins = [0] * len(units)
         self._unit_of: dict[torch.Tensor, int] = {
             parameter: number for number, unit in enumerate(self._units) for parameter in unit}
-        self._absent = class_for(self)
+        # The class of each parameter, and what it is while the parameter is absent.
+        self._classes: dict[type[torch.nn.Parameter], type[Absent]] = {}
         self._has_warned_of_graphs = False
         self._scopes: list[list[int]] = []  # of the forward passes under way, the units that each has read
         self._moving: int | None = None  # a unit that comes or goes: an interrupt may leave it between
@@ -149,12 +150,20 @@ class Window:
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in self._units[unit]:
                 parameter.data = self._placeholder.view(parameter.shape, parameter.dtype)
-        self._set_class(unit, torch.nn.Parameter, self._absent)
+        self._make_absent(unit)
 
-    def _set_class(self, unit: int, before: type, behind: type) -> None:
+    def _make_absent(self, unit: int) -> None:
         for parameter in self._units[unit]:
-            if type(parameter) is before and parameter.numel() > 0:
-                parameter.__class__ = behind
+            if not isinstance(parameter, Absent) and parameter.numel() > 0:
+                kind = type(parameter)
+                if kind not in self._classes:
+                    self._classes[kind] = class_for(self, kind)
+                parameter.__class__ = self._classes[kind]
+
+    def _make_present(self, unit: int) -> None:
+        for parameter in self._units[unit]:
+            if isinstance(parameter, Absent):
+                parameter.__class__ = type(parameter).present  # type: ignore[assignment]
 
     def name_of(self, parameter: torch.Tensor) -> str:
         return f"a parameter of {self._names[self._unit_of[parameter]]}"
@@ -256,7 +265,7 @@ class Window:
     def pin(self, unit: int) -> None:
         self.fetch(unit)
         self._pins[unit] += 1
-        self._set_class(unit, self._absent, torch.nn.Parameter)
+        self._make_present(unit)
 
     @contextlib.contextmanager
     def using(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -284,7 +293,7 @@ class Window:
             self._scopes = [each for each in self._scopes if each is not read]
             for unit in read:
                 if self._pins[unit] == 0 and not self._is_read(unit):
-                    self._set_class(unit, torch.nn.Parameter, self._absent)
+                    self._make_absent(unit)
 
     def _is_read(self, unit: int) -> bool:
         return any(unit in scope for scope in self._scopes)
@@ -301,12 +310,12 @@ class Window:
     @whole
     def read(self, parameter: torch.Tensor) -> None:
         """A parameter was taken from its module, by the forward pass of another one."""
-        if type(parameter) is self._absent:
+        if isinstance(parameter, Absent):
             unit = self._unit_of[parameter]
             self.fetch(unit)
             if self._scopes:
                 self._scopes[-1].append(unit)
-            self._set_class(unit, self._absent, torch.nn.Parameter)
+            self._make_present(unit)
 
     @whole
     def unpin(self, unit: int) -> None:
