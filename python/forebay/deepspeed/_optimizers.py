@@ -59,12 +59,26 @@ def becoming(optimizer: torch.optim.Optimizer, kind: type[Optimizer]) -> Callabl
     """Makes an optimizer of `kind` of the object itself, so that the program's own name for it is that of the engine's.
     What its groups had (moments, hooks of step()) is forgotten. Takes the arguments of `kind`."""
     def make(params: Any, **settings: Any) -> Optimizer:
+        has_schedule = hasattr(optimizer.step, "_wrapped_by_lr_sched")
         optimizer.__dict__.clear()
         optimizer.__class__ = kind
         kind.__init__(optimizer, params, **settings)  # type: ignore[arg-type]
+        if has_schedule:
+            _let_schedules_see(optimizer)
         return optimizer  # type: ignore[return-value]
 
     return make
+
+
+def _let_schedules_see(optimizer: Any) -> None:
+    """PyTorch's schedules warn if step() is not the method that they have marked."""
+    method = type(optimizer).step
+
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        return method(optimizer, *arguments, **keywords)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step
 
 
 __all__ = ["becoming", "configured", "mapped"]

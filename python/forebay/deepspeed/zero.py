@@ -63,9 +63,8 @@ class GatheredParameters:
 
     def __enter__(self) -> None:
         self._copies = [(streamed, streamed.copies_of(self._params)) for streamed in _STREAMED]
-        for _, copies in self._copies:
-            for parameter, copy in copies.items():
-                parameter.data = copy
+        for streamed, copies in self._copies:
+            streamed.lend(copies)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         gathered, self._copies = self._copies, []

@@ -269,7 +269,7 @@ class Optimizer(torch.optim.Optimizer):
         backend.commit(self, user)
 
     def _end_step(self) -> None:
-        # What is tracked, such as a schedule, moves after it. The next pass makes the commit, or close().
+        # A tracked schedule moves after the step, so the next pass makes the commit, or close().
         if not (isinstance(self._backend, Streamed) and self._backend.run_state.has_others):
             self.commit_what_was_put_off()
 

@@ -124,7 +124,7 @@ class Engine:
 
     def _save_adapters(self, save_directory: Path, *arguments: Any, selected_adapters: list[str] | None = None,
                        state_dict: dict[str, torch.Tensor] | None = None, **others: Any) -> None:
-        """PEFT's own save_pretrained, with the weights of the adapters alone. With ranks all call it."""
+        """Calls PEFT's own save_pretrained with the weights of the adapters. With ranks all call it."""
         if state_dict is None:
             named = {**dict(self.module.named_parameters(remove_duplicate=False)), **persistent_buffers(self.module)}
             wanted = {name: named[name] for name in names_in(self.module, selected_adapters)}

@@ -15,7 +15,7 @@ import forebay.torch
 
 DATA = torch.randint(0, 50, (36, 8), generator=torch.Generator().manual_seed(2))
 LOOP = pathlib.Path(__file__).resolve()
-# Where the program is between calls of ours: its loop, and the scheduler that it calls.
+# The program's own code: its loop, and the scheduler that it calls.
 FILES = {str(LOOP), torch.optim.lr_scheduler.__file__}
 
 

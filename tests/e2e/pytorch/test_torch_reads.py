@@ -276,7 +276,7 @@ def test_random_modules_have_the_bits_of_ram(tmp_path, seed):
 
 
 def reading(module, seed, seen):
-    """Has parameters read at random places: in hooks of forward passes and of gradients, and where it is called."""
+    """Registers hooks of forward passes and gradients that read random parameters. Returns such a read."""
     rng = random.Random(seed)
     parameters = dict(module.named_parameters())
 

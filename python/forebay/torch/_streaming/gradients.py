@@ -53,7 +53,7 @@ class StreamedStep(InStore):
         self._trained: list[torch.Tensor] = []
         self.accumulation_steps = 1  # passes of a step
         self._caller = threading.get_ident()  # the thread of the last forward pass
-        # Of the step in progress:
+        # The step in progress:
         self._open: dict[int, None] = {}  # layers whose gradients are being summed, least recent first
         self._num_passes = 0
         self._num_backwards = 0
@@ -173,7 +173,7 @@ class StreamedStep(InStore):
         return self._found.norm
 
     def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
-        """Gradients that added up are handed over now; those of parameters of no group are left alone."""
+        """Hands over gradients that added up, except those of parameters of no group."""
         assert self._sums is not None
         waiting = self._sums.waiting()
         for parameter in reversed(self._place):

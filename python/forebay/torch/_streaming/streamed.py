@@ -412,6 +412,11 @@ class Streamed(StreamedStep):
         assert self._window is not None
         self._window.release()
 
+    def lend(self, copies: dict[torch.Tensor, torch.Tensor]) -> None:
+        """Points parameters at what copies_of() gave, until `show`."""
+        assert self._window is not None
+        self._window.lend(copies)
+
     def show(self, parameter: torch.Tensor) -> None:
         """A parameter that was pointed elsewhere has its weights again, or the placeholder."""
         assert self._window is not None

@@ -7,7 +7,7 @@ import gc
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -162,8 +162,7 @@ class Window:
 
     def _make_present(self, unit: int) -> None:
         for parameter in self._units[unit]:
-            if isinstance(parameter, Absent):
-                parameter.__class__ = type(parameter).present  # type: ignore[assignment]
+            _make_present(parameter)
 
     def name_of(self, parameter: torch.Tensor) -> str:
         return f"a parameter of {self._names[self._unit_of[parameter]]}"
@@ -340,7 +339,7 @@ class Window:
             self._drop(unit)
 
     def _release_others(self) -> None:
-        """As release(), but for what a forward pass under way has read."""
+        """Takes away what is neither pinned nor read by a forward pass under way."""
         self._recover()
         for unit in [unit for unit in self._here if self._pins[unit] == 0 and not self._is_read(unit)]:
             self._drop(unit)
@@ -360,13 +359,23 @@ class Window:
         self._scopes = []
         self.release()
 
+    @staticmethod
+    def lend(copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Points parameters at copies of their weights, until `show`."""
+        for parameter, copy in copies.items():
+            _make_present(parameter)
+            parameter.data = copy
+
     @whole
     def show(self, unit: int) -> None:
         """Parameters that were pointed elsewhere have again what is here of them."""
         if unit not in self._here:
             self._take_away(unit)
-        for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
-            parameter.data = tensor
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter, tensor in zip(self._units[unit], self._here.get(unit, ())):
+                parameter.data = tensor
+        if self._pins[unit] == 0 and not self._is_read(unit):
+            self._make_absent(unit)
         self._versions_have_changed(unit)  # while they were elsewhere they could be written to
 
     def use(self, layers: Layers) -> None:
@@ -468,6 +477,11 @@ class Window:
                     view = View(tensor.size(), tensor.stride(), int(tensor.storage_offset()))
                     return SavedWeight(self, unit, number, view, tensor.dtype)
         return None
+
+
+def _make_present(parameter: torch.Tensor) -> None:
+    if isinstance(parameter, Absent):
+        parameter.__class__ = type(parameter).present  # type: ignore[assignment]
 
 
 def _refuse_transforms() -> None:
