@@ -14,39 +14,55 @@ from forebay.errors import NotSupportedError
 from forebay.torch._under_way import passing
 
 
+class _Brackets:
+    """What forward passes of a module run inside of. generation: counts the functions that were its `forward`; what was
+    put around an earlier one does nothing any more, as the present one may call it."""
+
+    def __init__(self) -> None:
+        self.around: list[Callable[[], contextlib.AbstractContextManager[Any]]] = []
+        self.generation = 0
+
+
 def bracket(module: torch.nn.Module, around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
     """Has every forward pass of `module` run inside `around()`: also if it is called without its hooks, is left by any
     exception (torch's hooks see no KeyboardInterrupt), or gets another `forward` later, as trainers give it."""
-    _bracket_forward(module, around)
     brackets = getattr(module._call_impl, "_brackets", None)
-    if brackets is not None:
-        brackets.append(around)
-        return
-    brackets = [around]
-    call_impl: Callable[..., Any] = module._call_impl
+    if brackets is None:
+        brackets = _watch_forward(module)
+    brackets.around.append(around)
+    _bracket_forward(module, brackets, around)
+
+
+def _watch_forward(module: torch.nn.Module) -> _Brackets:
+    brackets, call_impl = _Brackets(), module._call_impl
 
     def call(*arguments: Any, **keywords: Any) -> Any:
-        if not hasattr(module.forward, "_is_bracketed"):
-            for each in brackets:
-                _bracket_forward(module, each)
-        return call_impl(*arguments, **keywords)
+        if getattr(module.forward, "_generation", None) != brackets.generation:
+            brackets.generation += 1
+            for around in brackets.around:
+                _bracket_forward(module, brackets, around)
+        return call_impl(*arguments, **keywords)  # type: ignore[no-untyped-call]
 
     leave_out_of_compilation(call, and_what_it_calls=False)
     call._brackets = brackets  # type: ignore[attr-defined]
     module._call_impl = call  # type: ignore[method-assign]
+    return brackets
 
 
-def _bracket_forward(module: torch.nn.Module, around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-    inner = module.forward
+def _bracket_forward(module: torch.nn.Module, brackets: _Brackets,
+                     around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    inner, generation = module.forward, brackets.generation
 
     @functools.wraps(inner)
     @passing
     def forward(*arguments: Any, **keywords: Any) -> Any:
+        if generation != brackets.generation:
+            return inner(*arguments, **keywords)
         with around():
             return inner(*arguments, **keywords)
 
     leave_out_of_compilation(forward, and_what_it_calls=False)
-    forward._is_bracketed = True  # type: ignore[attr-defined]
+    forward._generation = generation  # type: ignore[attr-defined]
     module.forward = forward
 
 
