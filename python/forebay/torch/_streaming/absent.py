@@ -25,7 +25,7 @@ _NEED_NO_ELEMENTS = {
     "is_floating_point", "is_complex", "is_signed", "is_pinned", "is_same_size", "is_inference", "is_conj", "is_neg",
     "is_shared", "is_coalesced", "is_distributed", "get_device", "dim_order", "has_names", "result_type", "can_cast",
     "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "__len__", "__hash__",
-    "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like", 
+    "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
     "full_like", "rand_like", "randn_like", "randint_like", "new_empty_strided", "_is_view", "module_load", "backward"}
 # Methods that write to the first argument, besides those with a name such as add_.
 _WRITE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
