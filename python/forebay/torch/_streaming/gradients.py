@@ -40,7 +40,7 @@ class Made(NamedTuple):
 
 class StreamedStep(InStore):
     """The gradients of a step, and its update: step() settles what it is, and the store makes it when the next pass, a
-    commit or a read begins. Until then a commit that an interrupt leads to can go back behind it."""
+    commit or a read begins. Until then a commit after an interrupt can have the state before it."""
 
     def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module,
                  device: Device | None) -> None:
@@ -193,7 +193,7 @@ class StreamedStep(InStore):
                 f"forebay: {optimizer.name_of(parameter)} got a gradient after its layer was handed over. Call step() "
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
-                + advice_about_order(self._sums, self._options.update_in_backward))
+                + advice_about_order(self._sums))
         if not self._in_step:
             self._begin(optimizer, layers, 1.0)
         assert self._sums is not None

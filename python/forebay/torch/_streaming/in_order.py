@@ -23,7 +23,7 @@ class InOrder:
         no gradient of the unit is to come."""
         self._unit_bytes = [sum(p.numel() * p.element_size() for p in unit) for unit in units]
         self._is_complete = is_complete
-        self._at_same_places = at_same_places
+        self.at_same_places = at_same_places
         self._add = add
         self._close = close
         self.begin()
@@ -33,7 +33,6 @@ class InOrder:
         self.next = len(self._unit_bytes) - 1  # units behind it are closed
         self._num_arrived = [0] * len(self._unit_bytes)
         self._waiting: dict[int, list[torch.Tensor]] = {}
-        self._waiting_bytes = 0
 
     def has_gradients(self) -> bool:
         """Whether some have arrived in this step."""
@@ -49,7 +48,6 @@ class InOrder:
             self._add(parameter)
             return
         self._waiting.setdefault(unit, []).append(parameter)
-        self._waiting_bytes += parameter.numel() * parameter.element_size()
         while unit < self.next - 1 and self._next_may_close():
             self._close_next()
 
@@ -59,7 +57,7 @@ class InOrder:
             self._close_next()
 
     def _next_may_close(self) -> bool:
-        if self._at_same_places:
+        if self.at_same_places:
             begun = sum(size for size, count in zip(self._unit_bytes[:self.next - 1], self._num_arrived) if count > 0)
             return begun >= max(self._unit_bytes)
         return self._is_complete(self.next)
@@ -68,15 +66,11 @@ class InOrder:
         self._close(self.next)
         self.next -= 1
         for parameter in self._waiting.pop(self.next - 1, []) if self.next > 0 else []:
-            self._waiting_bytes -= parameter.numel() * parameter.element_size()
             self._add(parameter)
 
 
-def advice_about_order(sums: object, update_in_backward: bool) -> str:
-    """What else to do where gradients came in another order; "": nothing depends on that."""
-    if not isinstance(sums, InOrder):
+def advice_about_order(sums: object) -> str:
+    """What else to do if gradients came in another order; "": nothing depends on that."""
+    if not isinstance(sums, InOrder) or not sums.at_same_places:
         return ""
-    needs = "gradients roughly in the order from the last unit to the first."
-    if update_in_backward:
-        return f" Or leave update_in_backward out: it needs {needs}"
-    return f" Or train with one process: ranks need {needs}"
+    return " Or train with one process: ranks need gradients roughly in the order from the last unit to the first."
