@@ -14,6 +14,14 @@ os.environ["RUST_BACKTRACE"] = "0"
 PACKAGES = "numpy, tokenizers>=0.20, jinja2>=3.1.6, xxhash and gguf"
 
 
+def open_missing_streams():
+    """Of a program that is started without standard streams, the first files that it opens would get its output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
 def missing_package():
     try:
         import jinja2
@@ -50,4 +58,5 @@ def run_here():
 
 
 if __name__ == "__main__":
+    open_missing_streams()
     sys.exit(run())

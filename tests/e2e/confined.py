@@ -191,9 +191,20 @@ def free_bytes(disk):
 
 
 def fill(disk, leave_bytes=0):
-    """Another program takes all but so much of what is left of a file system, to the byte; less than before, if need be."""
+    """Another program takes all but so much of what is left of a file system; less than before, if need be.
+
+    To the byte, except if the file system needs blocks of its own for that.
+    """
     with open(disk / "other", "wb", buffering=0) as file:  # at once empty, while XFS frees what is removed later
-        os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave_bytes)
+        for own_bytes in range(0, 1 << 20, 64 << 10):
+            try:
+                os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave_bytes - own_bytes)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                os.ftruncate(file.fileno(), 0)
+        raise OSError(errno.ENOSPC, f"cannot leave {leave_bytes} of {free_bytes(disk)} B", str(disk))
 
 
 def fill_beside(disk):

@@ -38,6 +38,22 @@ def test_pack_show_and_check_agree(model, tmp_path):
     assert "".join(part["text"] for part in sample["parts"] if part["trained"]) == " cat<|im_end|>"
 
 
+@pytest.mark.parametrize("streams", ["<&- >&- 2>&-", ">&-"])
+def test_without_standard_streams_files_hold_what_they_hold_with_them(model, tmp_path, streams):
+    data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the", "completion": " cat"}])
+    flags = f"pack --model={model} --data={data} --seq=32 --format=json"
+    for name, closed in (("with", ""), ("without", streams)):
+        done = subprocess.run(f"{sys.executable} {MAIN} {flags} --out={tmp_path / name} {closed}", shell=True, capture_output=True,
+                              text=True)
+        assert done.returncode == 0, done
+    with_them, without = (sorted(path.relative_to(folder) for path in folder.rglob("*"))
+                          for folder in (tmp_path / "with", tmp_path / "without"))
+    assert with_them == without
+    for name in with_them:
+        assert not (tmp_path / "with" / name).is_file() or (tmp_path / "with" / name).read_bytes() == (
+            tmp_path / "without" / name).read_bytes()
+
+
 def test_rows_have_1024_tokens_where_seq_is_not_given(model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}])
     assert run_json("check", "--model", model, "--data", data)["seq"] == 1024
