@@ -101,7 +101,7 @@ class Optimizer(torch.optim.Optimizer):
             self._state_of_all = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update
-        self._accumulates = False
+        self.accumulates = False
         self._names: dict[torch.Tensor, str] = {}
         self._groups: dict[torch.Tensor, int] = {}
         self.grad_norm: float | None = None
@@ -204,11 +204,11 @@ class Optimizer(torch.optim.Optimizer):
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
         """Under backward_update: around each backward() of a step but its last. Gradients add up in p.grad."""
-        before, self._accumulates = self._accumulates, True
+        before, self.accumulates = self.accumulates, True
         try:
             yield
         finally:
-            self._accumulates = before
+            self.accumulates = before
 
     @whole
     def state_dict(self) -> StateDict:
@@ -446,7 +446,7 @@ class Optimizer(torch.optim.Optimizer):
         return user
 
     def _take_gradient(self, parameter: torch.Tensor) -> None:
-        if not self._accumulates:
+        if not self.accumulates:
             with torch.no_grad():
                 self._backend.take_gradient(self, parameter)
 
@@ -458,6 +458,7 @@ def _hook_of(optimizer: weakref.ref[Optimizer]) -> Callable[[torch.Tensor], None
         if to is not None:
             to._take_gradient(parameter)
 
+    take.takes_gradient = True  # type: ignore[attr-defined]
     return take
 
 

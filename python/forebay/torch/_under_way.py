@@ -13,7 +13,7 @@ from forebay.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_BACKWARD = "_engine_run_backward"  # of torch
+BACKWARD = "_engine_run_backward"  # of torch
 
 _calls: set[CodeType] = set()
 _passes: set[CodeType] = set()
@@ -34,7 +34,7 @@ def passing(function: _Function) -> _Function:
 def is_inside(frame: FrameType, *, forward: bool = False, backward: bool = False) -> bool:
     """Whether the function of `frame` was called in the middle of a marked call; forward, backward: or of a forward
     pass of a streamed module, or of a backward pass."""
-    return is_within(frame, _calls | _passes if forward else _calls, _BACKWARD if backward else "")
+    return is_within(frame, _calls | _passes if forward else _calls, BACKWARD if backward else "")
 
 
 def is_within(frame: FrameType, codes: AbstractSet[CodeType], name: str = "") -> bool:
@@ -47,11 +47,23 @@ def is_within(frame: FrameType, codes: AbstractSet[CodeType], name: str = "") ->
     return False
 
 
+def is_pass_of_forward(frame: FrameType) -> bool:
+    """Whether the backward pass that has called the function of `frame` is one that a forward pass of a streamed module
+    makes (torch.autograd.grad). Requires: there is a backward pass."""
+    caller, has_found_backward = frame.f_back, False
+    while caller is not None:
+        if caller.f_code in _passes and has_found_backward:
+            return True
+        has_found_backward |= caller.f_code.co_name == BACKWARD
+        caller = caller.f_back
+    return False
+
+
 def num_backward_passes() -> int:
     """Those that this thread has begun and not ended: one inside the other."""
     frame, num_passes = sys._getframe(1), 0
     while frame is not None:
-        num_passes += frame.f_code.co_name == _BACKWARD
+        num_passes += frame.f_code.co_name == BACKWARD
         frame = frame.f_back  # type: ignore[assignment]
     return num_passes
 

@@ -26,10 +26,11 @@ _NEED_NO_ELEMENTS = {
     "is_shared", "is_coalesced", "is_distributed", "get_device", "dim_order", "has_names", "result_type", "can_cast",
     "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "__len__", "__hash__",
     "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "empty_like", "zeros_like", "ones_like",
-    "full_like", "rand_like", "randn_like", "randint_like", "new_empty_strided", "_is_view", "module_load", "backward"}
+    "full_like", "rand_like", "randn_like", "randint_like", "new_empty_strided", "_is_view", "module_load", "backward",
+    "grad"}
 # Methods that write to the first argument, besides those with a name such as add_.
-_WRITE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
-          "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
+_WRITE = {"__set__", "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+          "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
 
 
 _SAVE_TO_STATE_DICT = torch.nn.Module._save_to_state_dict.__code__
@@ -45,6 +46,18 @@ class Absent(torch.nn.Parameter):
 
     window: ref[Window]
     present: type[torch.nn.Parameter]  # what it is otherwise
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Parameter containing:\n{self.detach().requires_grad_(self.requires_grad)!r}"
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> Any:
+        """The hook runs before that of the optimizer, which takes the gradient."""
+        handle = super().register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        hooks = self._post_accumulate_grad_hooks
+        for key, other in list(hooks.items()):
+            if hasattr(other, "takes_gradient"):
+                hooks[key] = hooks.pop(key)  # torch looks at the order of the dict, which move_to_end leaves
+        return handle
 
     @classmethod
     def __torch_function__(cls, function: Callable[..., Any], types: Any, arguments: Sequence[Any] = (),
@@ -79,9 +92,9 @@ def _saving_weights() -> contextlib.AbstractContextManager[None]:
 
 def _needs_elements(function: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     name = getattr(function, "__name__", "")
-    if name == "__get__":  # of an attribute
+    if name in ("__get__", "__set__"):  # of an attribute
         return getattr(getattr(function, "__self__", None), "__name__", "") in _ELEMENTS
-    if name in ("__set__", "__delete__") or name in _NEED_NO_ELEMENTS:
+    if name == "__delete__" or name in _NEED_NO_ELEMENTS:
         return False
     return name != "type" or len(arguments) > 1
 
@@ -115,5 +128,6 @@ def _refuse_writes(function: Callable[..., Any], arguments: Sequence[Any], keywo
     written = [*_parameters_in(to if writes else ()), *_parameters_in(keywords.get("out"))]
     for parameter in written:
         if isinstance(parameter, Absent):
-            raise UsageError(f"forebay: {name}() writes to {window.name_of(parameter)}. The weights of a streamed "
+            what = "an assignment to .data" if name == "__set__" else f"{name}()"
+            raise UsageError(f"forebay: {what} writes to {window.name_of(parameter)}. The weights of a streamed "
                              "module change only by step(). Change them before stream().")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+
+from forebay.torch._under_way import BACKWARD
 
 
 class Arrivals:
@@ -49,10 +54,13 @@ class Arrivals:
     def use(self, unit: int) -> None:
         """A forward pass uses the unit. One without a graph, inside of one with a graph, is computed again in backward,
         by a pass of its own that nobody knows of before."""
-        if torch._C._current_graph_task_id() < 0:
-            self._to_compute_again[unit] += not torch.is_grad_enabled()
-        elif torch.is_grad_enabled() and self._to_compute_again[unit] > 0:
-            self._to_compute_again[unit] -= 1
+        frame = sys._getframe(1)
+        if torch._C._current_graph_task_id() >= 0:
+            if _is_for_the_same_pass(frame):
+                return
+            self._to_compute_again[unit] = max(0, self._to_compute_again[unit] - 1)
+        if not torch.is_grad_enabled():
+            self._to_compute_again[unit] += _is_in_function(frame)
 
     def _node_of(self, parameter: torch.Tensor) -> Any:
         node = self._nodes.get(parameter)
@@ -63,3 +71,22 @@ class Arrivals:
             assert function is not None
             node = self._nodes[parameter] = function.next_functions[0][0]
         return node
+
+
+def _is_for_the_same_pass(frame: FrameType | None) -> bool:
+    """Whether a backward pass computes something again for itself (non-reentrant checkpointing)."""
+    while frame is not None and frame.f_code.co_name != BACKWARD:
+        if frame.f_code.co_name == "unpack_hook" and frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_in_function(frame: FrameType | None) -> bool:
+    """Whether a function of autograd is computed: its backward may compute again what is inside of it. Otherwise it is
+    the program that wants no graph."""
+    while frame is not None and frame.f_code.co_name != BACKWARD:
+        if frame.f_code.co_name == "forward" and frame.f_code.co_varnames[:1] == ("ctx",):
+            return True
+        frame = frame.f_back
+    return False

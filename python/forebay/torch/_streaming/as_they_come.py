@@ -42,9 +42,10 @@ class AsTheyCome:
             self._add_waiting(each)
 
     def finish(self) -> None:
-        """No more gradients come."""
+        """No more gradients come. Requires: all units are complete."""
         for unit in list(self._waiting):
             self._add_waiting(unit)
+        assert not self._waiting
 
     def _add_waiting(self, unit: int) -> None:
         if not self._may_open(unit):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,7 @@ from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import units_of
 from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import checked_gradient_of
-from forebay.torch._under_way import num_backward_passes, whole
+from forebay.torch._under_way import is_pass_of_forward, num_backward_passes, whole
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -118,14 +119,30 @@ class StreamedStep(InStore):
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         if self._layers is None or self._window is None or self._arrivals is None:
             return
+        if parameter.numel() == 0:  # the store has none of it
+            parameter.grad = None
+            return
+        self._arrivals.arrived(self._begin_backward(optimizer, self._arrivals), self._place[parameter][0])
+        if not self._waits_for_passes():
+            self._add(optimizer, self._layers, parameter)
+
+    def _begin_backward(self, optimizer: Optimizer, arrivals: Arrivals) -> int:
+        """Torch's number of the pass under way, whose end is noted."""
         backward = torch._C._current_graph_task_id()
-        if self._arrivals.begin(backward):
+        if arrivals.begin(backward):
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(optimizer, backward))
             self._num_backwards += not self._is_in_backward
             self._is_in_backward = True
-        self._arrivals.arrived(backward, self._place[parameter][0])
-        if not self._waits_for_passes():
-            self._add(optimizer, self._layers, parameter)
+        return backward
+
+    def _note_use(self, optimizer: Optimizer, unit: int) -> None:
+        """A pass with a graph uses the weights of a unit."""
+        assert self._arrivals is not None
+        self._arrivals.use(unit)
+        # Checkpointing may compute all gradients in passes inside of this one, which gets none itself, and has to end.
+        if (torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled() and not optimizer.accumulates
+                and not is_pass_of_forward(sys._getframe())):
+            self._begin_backward(optimizer, self._arrivals)
 
     def _waits_for_passes(self) -> bool:
         """Before the last pass of a step gradients add up in p.grad."""
@@ -194,7 +211,9 @@ class StreamedStep(InStore):
                 "after each backward(), and put all but the last backward() of a step into `with "
                 "optimizer.accumulate():`. The step cannot go on: call optimizer.zero_grad()."
                 + advice_about_order(self._sums))
-        if not self._in_step:
+        if not self._in_step:  # the program has called no module, but used weights
+            assert self._window is not None
+            self._window.release()
             self._begin(optimizer, layers, 1.0)
         assert self._sums is not None
         self._sums.take(layer, parameter)
@@ -225,6 +244,8 @@ class StreamedStep(InStore):
                     raise UsageError("forebay: step() behind zero_grad(), which has forgotten the gradients. Call it "
                                      "behind step().")
                 factor = self._all[1].factor
+            if self._arrivals is not None:
+                self._arrivals.forget()
             self._add_what_is_left(optimizer, layers)
             window.release()
             window.order.cancel()

@@ -66,7 +66,8 @@ class InOrder:
         self._close(self.next)
         self.next -= 1
         for parameter in self._waiting.pop(self.next - 1, []) if self.next > 0 else []:
-            self._add(parameter)
+            if parameter.grad is not None:  # else several were added up
+                self._add(parameter)
 
 
 def advice_about_order(sums: object) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from forebay._library import Group
-from forebay.errors import UsageError
+from forebay.errors import NotSupportedError, UsageError
 from forebay.inventory import Inventory
 from forebay.layers import Layers
 from forebay.torch import _saved
@@ -164,12 +164,13 @@ class Streamed(StreamedStep):
         move_what_stays(self._module, self._device.torch_device)
         self._window.before_fetch = self.make_update
         _saved.add_weights(self._window)
+        weak = weakref.ref(optimizer)
         for layer, unit in enumerate(self._units):
-            bracket(unit.module, lambda layer=layer: self._around_unit(layer))  # type: ignore[misc]
+            bracket(unit.module, lambda layer=layer: self._around_unit(weak(), layer))  # type: ignore[misc]
         for module in containers_of(self._module, self._units):
-            bracket(module, self._saving_weights)
-        self._take_gradients(weakref.ref(optimizer))
-        self._hook_module(weakref.ref(optimizer))
+            bracket(module, lambda: self._around_container(weak()))
+        self._take_gradients(weak)
+        self._hook_module(weak)
 
     # ---- Hooks
 
@@ -190,19 +191,20 @@ class Streamed(StreamedStep):
 
         module.load_state_dict = load  # type: ignore[method-assign, assignment]
         for part in module.modules():
-            part._parameters = Fetching(part._parameters, self._fetch)
+            part._parameters = Fetching(part._parameters, lambda parameter: self._fetch(optimizer(), parameter))
         carrier = min((p for p in self._place if p.requires_grad), key=torch.Tensor.numel, default=None)
         if carrier is not None:
             # Before one more gradient of it arrives.
             carrier.register_hook(lambda _: self._withdraw_all_gradients())  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
-    def _around_unit(self, layer: int) -> Iterator[None]:
+    def _around_unit(self, optimizer: Optimizer | None, layer: int) -> Iterator[None]:
         window = self._window
-        assert window is not None and self._arrivals is not None
+        assert window is not None
+        self._begin_without_root(optimizer)
         window.pin(layer)
-        if self._has_graph:
-            self._arrivals.use(layer)
+        if self._has_graph and optimizer is not None:
+            self._note_use(optimizer, layer)
         try:
             with self._saving_weights():
                 yield
@@ -212,6 +214,18 @@ class Streamed(StreamedStep):
             raise
         self._forget_casts(layer)
         window.unpin(layer)
+
+    @contextlib.contextmanager
+    def _around_container(self, optimizer: Optimizer | None) -> Iterator[None]:
+        self._begin_without_root(optimizer)
+        with self._saving_weights():
+            yield
+
+    def _begin_without_root(self, optimizer: Optimizer | None) -> None:
+        """Begins a step whose program calls modules inside of the streamed one, as for a loss of its own."""
+        if (self._depth == 0 and not self._in_step and torch.is_grad_enabled() and optimizer is not None
+                and torch._C._current_graph_task_id() < 0):
+            self._before_forward(optimizer)
 
     @contextlib.contextmanager
     def _saving_weights(self) -> Iterator[None]:
@@ -235,6 +249,9 @@ class Streamed(StreamedStep):
         # Two frames up: this generator, contextlib, and then the caller of the pass.
         if is_inside(sys._getframe(2), forward=True):
             raise refusal("a forward pass")
+        if torch._C._get_tracing_state() is not None or torch.compiler.is_exporting():
+            raise NotSupportedError("forebay: a streamed module cannot be traced or exported, since its weights come "
+                                    "and go. Save it, and trace or export another one that loads the saved weights.")
         depth = self._depth
         self._depth += 1
         try:
@@ -292,15 +309,16 @@ class Streamed(StreamedStep):
         assert self._window is not None
         self._window.unpin_all()
 
-    def _fetch(self, parameter: torch.nn.Parameter) -> None:
+    def _fetch(self, optimizer: Optimizer | None, parameter: torch.nn.Parameter) -> None:
         """A parameter is taken from its module: by a tied layer, or in a forward that is computed again."""
         assert self._window is not None
         is_in_pass = self._window.is_in_forward or torch._C._current_graph_task_id() >= 0
-        if self._window.is_pinned(parameter) or not is_in_pass:
+        if not is_in_pass:
             return
-        self._window.read(parameter)
-        if self._has_graph and self._arrivals is not None and parameter in self._place:
-            self._arrivals.use(self._place[parameter][0])
+        if not self._window.is_pinned(parameter):
+            self._window.read(parameter)
+        if self._has_graph and optimizer is not None and parameter in self._place:
+            self._note_use(optimizer, self._place[parameter][0])
 
     # ---- What lasts
 
@@ -448,7 +466,7 @@ class Streamed(StreamedStep):
         self._reads().fill_state_dict(module, state, prefix, self._layers.plan()["ram_budget_bytes"])
 
 
-for _around in (Streamed._around_unit, Streamed._around_module, Streamed._saving_weights):
+for _around in (Streamed._around_unit, Streamed._around_container, Streamed._around_module, Streamed._saving_weights):
     leave_out_of_compilation(inspect.unwrap(_around), and_what_it_calls=True)
 
 

@@ -21,7 +21,7 @@ class Unit(NamedTuple):
 
 def units_of(root: torch.nn.Module) -> list[Unit]:
     """The elements of a ModuleList or Sequential whose elements are of one class, else every module with parameters of
-    its own. A parameter that several have belongs to the first."""
+    its own, or of TorchScript, which calls its modules itself. A parameter that several have belongs to the first."""
     units: list[Unit] = []
     seen: set[int] = set()
 
@@ -34,6 +34,9 @@ def units_of(root: torch.nn.Module) -> list[Unit]:
             units.append(Unit(name or "the module", module, own, recurse))
 
     def walk(name: str, module: torch.nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            add(name, module, recurse=True)
+            return
         add(name, module, recurse=False)
         for key, child in module.named_children():
             path = f"{name}.{key}" if name else key

@@ -288,6 +288,10 @@ class Window:
         self._scopes.append(read)
         try:
             yield
+        except RuntimeError as error:
+            if "saved tensor hooks" in str(error):  # torch's, of a transform that the module makes
+                raise _transforms_error() from error
+            raise
         finally:
             self._scopes = [each for each in self._scopes if each is not read]
             for unit in read:
@@ -407,6 +411,9 @@ class Window:
         versions = self._lent_versions.pop(unit, ())
         is_written = any(tensor._version != version for tensor, version in zip(tensors, versions))
         is_written |= self._versions_have_changed(unit) | self._samples.have_changed(unit, tensors)
+        with torch._C.DisableTorchFunctionSubclass():
+            is_written |= any(parameter.data_ptr() != tensor.data_ptr()
+                              for parameter, tensor in zip(self._units[unit], tensors))
         del tensors
         self._take_away(unit)
         self._leases.pop(unit).release()
@@ -486,9 +493,13 @@ def _make_present(parameter: torch.Tensor) -> None:
 
 def _refuse_transforms() -> None:
     if torch._C._functorch.maybe_current_level() is not None:
-        raise NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go together "
-                                "with weights that come and go. Use loss.backward() or torch.autograd.grad, or "
-                                "transform a copy that is not streamed.")
+        raise _transforms_error()
+
+
+def _transforms_error() -> NotSupportedError:
+    return NotSupportedError("forebay: torch.func's transforms (grad, vmap, jacrev and others) do not go together with "
+                             "weights that come and go. Use loss.backward() or torch.autograd.grad, or transform a "
+                             "copy that is not streamed.")
 
 
 def _num_compiled() -> int:

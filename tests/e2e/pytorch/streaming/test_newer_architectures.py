@@ -2,8 +2,6 @@
 encoders, vision, audio and several towers; without checkpointing and with both kinds. The bits of the same optimizer in
 RAM."""
 
-import os
-
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -200,27 +198,3 @@ def test_a_graph_that_modules_keep_is_detached_and_named(tmp_path):
     with pytest.warns(UserWarning, match=r"forebay: .*[1-4]\.last, .*kept the graph of a pass that is over"):
         found = train_blocks(engine.module, engine)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-@pytest.mark.parametrize("save", [lambda engine, folder: engine.module.save_pretrained(folder),
-                                  lambda engine, folder: engine.save_pretrained(folder)], ids=["module", "engine"])
-def test_the_adapters_of_a_peft_model_are_saved_as_peft_saves_them(tmp_path, save):
-    peft = pytest.importorskip("peft")
-
-    def adapted():
-        torch.manual_seed(2)
-        base = make("olmo2", "plain")
-        return peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"]))
-
-    expected = adapted()
-    trained = [(key, parameter) for key, parameter in expected.named_parameters() if parameter.requires_grad]
-    train(expected, forebay.torch.AdamW(trained, lr=1e-2), "olmo2", torch.Tensor.backward)
-    expected.save_pretrained(tmp_path / "of ram")
-    engine = forebay.torch.stream(adapted(), nvme=tmp_path / "store", lr=1e-2)
-    train(engine.module, engine, "olmo2", engine.backward)
-    save(engine, tmp_path / "saved")
-    from safetensors.torch import load_file
-    ours, theirs = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("saved", "of ram"))
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert sorted(os.listdir(tmp_path / "saved")) == sorted(os.listdir(tmp_path / "of ram"))
-    peft.PeftModel.from_pretrained(make("olmo2", "plain"), tmp_path / "saved")
