@@ -65,23 +65,41 @@ class InRam:
         # With clipping no gradient can be applied before all are there.
         self._updates_in_backward = backward_update and clip == 0
         self._sum = 0.0  # of squares of gradients that were applied in backward
+        # Those that backward has taken from their parameters. They wait for step() until one has said that gradients are
+        # not scaled.
+        self._taken: dict[torch.Tensor, torch.Tensor] = {}
+        self._are_scaled: bool | None = None  # None: no step has said it yet
         self._shared: set[torch.Tensor] = set()  # parameters that all ranks have with the same weights
 
     @whole
     def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete."""
-        if self._updates_in_backward:
-            self._sum += self._update(optimizer, self._own_gradients(optimizer, [parameter]), 1.0)
-            parameter.grad = None
+        if not self._updates_in_backward:
+            return
+        gradient = gradient_of(parameter, optimizer.name_of(parameter))
+        if self._are_scaled is False:
+            self._sum += self._update(optimizer, [(parameter, gradient)], 1.0)
+        elif parameter in self._taken:
+            self._taken[parameter] += gradient
+        else:
+            self._taken[parameter] = gradient
+        parameter.grad = None
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+        if loss_scale != 1 and self._sum > 0:
+            raise UsageError(f"forebay: step_scaled({loss_scale:g}) behind steps without a scale: the gradients of this "
+                             "step were applied in backward, as unscaled as theirs. Scale from the first step on, or "
+                             "leave backward_update out.")
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.numel() > 0]
         if self._ranks is None:
-            gradients = self._own_gradients(optimizer, parameters)
+            taken = {**self._taken, **dict(self._own_gradients(optimizer, parameters))}
+            gradients = [(p, taken[p]) for p in parameters if p in taken]
         else:
             self._check_settings(optimizer, loss_scale, self._ranks)
             self._share_weights(parameters, self._ranks)
             gradients = list(self._mean_gradients(optimizer, parameters, self._ranks))
+        self._taken = {}
+        self._are_scaled = bool(self._are_scaled) or loss_scale != 1
         total = self._update(optimizer, gradients, loss_scale) + self._sum
         self._sum = 0.0
         optimizer.grad_norm = math.sqrt(total) / loss_scale
@@ -271,6 +289,7 @@ class InRam:
 
     def forget_gradients(self) -> None:
         self._sum = 0.0
+        self._taken = {}
 
     def check_new_group(self) -> None:
         pass

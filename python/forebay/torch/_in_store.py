@@ -262,7 +262,7 @@ class InStore:
             self._layer_of(optimizer, parameter)
         try:
             if self._in_step:  # since backward: a schedule may have moved the settings
-                layers.set_step(self._settings(optimizer), clip=self._options.clip)
+                layers.set_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
             else:
                 self._begin(optimizer, layers, loss_scale)
             for layer in reversed(range(len(self._layout))):

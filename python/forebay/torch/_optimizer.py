@@ -189,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
     @whole
     def step_scaled(self, loss_scale: float) -> None:
         """step() of gradients that were multiplied by `loss_scale`. NumericalError, and nothing changed: one of them is
-        not finite."""
+        not finite. UsageError: backward_update has applied them already, as the steps before had no scale."""
         self._refuse_inside("step_scaled()")
         self._backend.step(self, loss_scale)
         self._end_step()

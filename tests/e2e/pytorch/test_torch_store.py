@@ -81,6 +81,37 @@ def test_gradients_taken_in_backward_with_accumulation(tmp_path, place, clip):
     assert same(*results)
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize("place", ["ram", "store"])
+def test_gradients_taken_in_backward_are_divided_by_the_loss_scale(tmp_path, place, clip):
+    results = []
+    for backward_update in (True, False):
+        model = make_model()
+        nvme = tmp_path / f"store{backward_update}" if place == "store" else None
+        optimizer = make_optimizer("SGD", model, nvme=nvme, clip=clip, backward_update=backward_update)
+        norms = []
+        for step, scale in enumerate([1024.0, 1.0, 4.0]):
+            (loss_of(model, step) * scale).backward()
+            if backward_update and (place == "store" or clip == 0):
+                assert all(parameter.grad is None for parameter in model.parameters())
+            optimizer.step_scaled(scale)
+            optimizer.zero_grad()
+            norms.append(optimizer.grad_norm)
+        results.append((weights_of(model), norms))
+    (weights, norms), (expected, norms_of_them) = results
+    assert same(weights, expected) and norms == norms_of_them
+
+
+def test_a_scale_behind_steps_without_one_is_refused_where_gradients_were_applied():
+    model = make_model()
+    optimizer = make_optimizer("AdamW", model, backward_update=True)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    (loss_of(model, 1) * 8).backward()
+    with pytest.raises(forebay.UsageError, match="step_scaled.8. behind steps without a scale"):
+        optimizer.step_scaled(8.0)
+
+
 def test_layers_are_handed_over_in_order_whatever_backward_does(tmp_path, monkeypatch):
     """Several layers; the first parameters get their gradients first, one gets none, one step is dropped."""
     monkeypatch.setattr("forebay.torch._in_store.MAX_LAYER_ELEMS", 1000)
