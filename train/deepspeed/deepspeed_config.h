@@ -13,8 +13,9 @@
 namespace forebay {
 
 struct DeepSpeedConfig {
-  Json sections;                   // as --config has them: {"optim": {"lr": 0.001}}
-  std::vector<std::string> notes;  // one for each key that does nothing
+  Json sections;                      // as --config has them: {"optim": {"lr": 0.001}}
+  std::vector<std::string> notes;     // one for each key that does nothing
+  std::vector<std::string> problems;  // each with the key, its value and the cure
 };
 
 // The settings of its section "autotuning" for `train --autotune`: which micro-batches are tried,
@@ -32,8 +33,8 @@ struct DeepSpeedAutotuning {
 // UsageError: the file cannot be read; a key is not known, or its value not allowed.
 absl::StatusOr<DeepSpeedAutotuning> ReadDeepSpeedAutotuning(const std::string& file);
 
-// UsageError: the file cannot be read; a key is not known (the nearest is named) or cannot be on; a
-// value is not allowed. `num_ranks`: that train_batch_size is divided among.
+// UsageError: the file cannot be read. Problems: a key is not known (the nearest is named) or
+// cannot be on; a value is not allowed. `num_ranks`: that train_batch_size is divided among.
 absl::StatusOr<DeepSpeedConfig> ReadDeepSpeedConfig(const std::string& file, int num_ranks = 1);
 
 }  // namespace forebay

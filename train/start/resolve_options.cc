@@ -74,9 +74,8 @@ class Resolver {
   absl::StatusOr<ResolvedOptions> Finish() const {
     if (problems_.size() == 1) return UsageError(problems_[0]);
     if (!problems_.empty()) {
-      std::string message = fmt::format("{} problems with the options:", problems_.size());
-      for (const std::string& problem : problems_) message += "\n  " + problem;
-      return UsageError(message);
+      return UsageError(fmt::format("{} problems with the options:\n  {}", problems_.size(),
+                                    fmt::join(problems_, "\n  ")));
     }
     ResolvedOptions resolved{options_, Json::object(), notes_};
     for (const OptionSpec& spec : OptionTable()) {
@@ -183,6 +182,7 @@ absl::Status ReadDeepSpeed(const std::string& file, int num_ranks, Resolver& res
     ReadSection(section, keys, file, "ds_config " + file, resolver);
   }
   for (const std::string& note : config.notes) resolver.AddNote(note);
+  for (const std::string& problem : config.problems) resolver.AddProblem(problem);
   return absl::OkStatus();
 }
 

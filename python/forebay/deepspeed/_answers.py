@@ -169,9 +169,7 @@ class Answers(torch.nn.Module):
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
         """Whether a script that saves the model gets its weights: unless the configuration says no."""
-        section = self.config.get("zero_optimization") or {}
-        return bool(section.get("stage3_gather_16bit_weights_on_model_save",
-                                section.get("stage3_gather_fp16_weights_on_model_save", True)))
+        return self._config.gathers_on_save
 
     def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> Any:
         return self.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters)

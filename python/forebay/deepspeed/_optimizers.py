@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from forebay.deepspeed._table import TABLE, Values, shown
 from forebay.errors import UsageError
 from forebay.torch import SGD, Adagrad, Adam, AdamW, Lion, Optimizer
 
-# By DeepSpeed's names: Adam is AdamW unless adam_w_mode is false.
-_BY_NAME: dict[str, type[Optimizer]] = {"adam": AdamW, "adamw": AdamW, "lion": Lion, "adagrad": Adagrad, "sgd": SGD,
-                                        "deepspeedcpuadam": AdamW, "fusedadam": AdamW, "deepspeedcpulion": Lion,
-                                        "deepspeedcpuadagrad": Adagrad}
 _BY_CLASS: dict[type, type[Optimizer]] = {torch.optim.AdamW: AdamW, torch.optim.Adam: Adam, torch.optim.SGD: SGD,
                                           torch.optim.Adagrad: Adagrad}
+_PARAMS, _DECAY, _DECAY_OF_TORCH = "optimizer.params.", "weight_decay", 0.01
+_SHOWN = ("Adam", "AdamW", "Lion", "Adagrad", "SGD")
 _BY_KIND: dict[str, type[Optimizer]] = {kind.kind: kind for kind in (AdamW, Adam, Adagrad, Lion, SGD)}
 
 
-def configured(name: str, params: dict[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class and its arguments. UsageError: there is no such, or it has no such argument."""
-    kind = _BY_NAME.get(name.lower())
-    if kind is None:
-        raise UsageError(f"forebay: optimizer.type is {name!r}, and has to be one of: Adam, AdamW, Lion, Adagrad, SGD.")
-    # DeepSpeed's defaults, where they are others than torch's.
-    settings = {"weight_decay": 0.0, **({"lr": 1e-3, "betas": (0.9, 0.999)} if kind is Lion else {}), **params}
-    adam_w = settings.pop("adam_w_mode", settings.pop("adamw_mode", True))
-    if name.lower() == "adam" and (not adam_w or settings.pop("torch_adam", False)):
-        kind = Adam
-    settings.pop("torch_adam", None)
-    if settings.pop("bias_correction", True) is False:
-        raise UsageError("forebay: optimizer.params.bias_correction=false is not there. Leave it out.")
-    known = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "options"}
-    for key in settings:
-        if key not in known:
-            raise UsageError(f"forebay: optimizer.params.{key} is not known to {name}, which has: "
-                             f"{', '.join(sorted(known))}.")
+def take(values: Values) -> dict[str, Any]:
+    """"kind", and the arguments of that class, for the optimizer of a configuration; its problems are noted."""
+    name, params = values.get("optimizer.type"), values.get("optimizer.params")
+    if name is None:
+        return {}
+    found = _table_of(name)
+    if found is None:
+        values.problems.append(f"optimizer.type is {shown(name)}, and has to be one of: {', '.join(_SHOWN)}.")
+        return {}
+    keys = TABLE["optimizers"][found]["keys"]
+    values.take(params or {}, keys, _PARAMS, _PARAMS)
+    settings = values.under(_PARAMS, keys)
+    # What is not said of these has the default of torch's class.
+    if settings.get("torch_adam") and _is_adam_w(name, settings) and not values.is_said(_PARAMS + _DECAY):
+        settings[_DECAY] = _DECAY_OF_TORCH
+    adam_w = _is_adam_w(name, settings)
+    return {"kind": found if adam_w else "adam",
+            **{key: value for key, value in settings.items() if not keys[key].get("mode")}}
+
+
+def _is_adam_w(name: str, settings: dict[str, Any]) -> bool:
+    """An Adam is AdamW unless it says that it is not; an AdamW has no say."""
+    return name.lower() != "adam" or settings.get("adam_w_mode", True)
+
+
+def _table_of(name: str) -> str | None:
+    return next((each for each, entry in TABLE["optimizers"].items() if name.lower() in entry["names"]), None)
+
+
+def configured(params: dict[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class and its arguments, of what take() gave."""
+    settings = dict(params)
+    kind = _BY_KIND[settings.pop("kind")]
     if "betas" in settings:
         settings["betas"] = tuple(settings["betas"])
     return kind, settings
@@ -81,4 +94,4 @@ def _let_schedules_see(optimizer: Any) -> None:
     optimizer.step = step
 
 
-__all__ = ["becoming", "configured", "mapped"]
+__all__ = ["becoming", "configured", "mapped", "take"]

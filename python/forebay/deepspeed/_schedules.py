@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from forebay.deepspeed._table import TABLE, Values, names_of, shown
 from forebay.errors import UsageError
 
 
@@ -49,37 +49,35 @@ class Schedule:
         self._set()
 
 
-# Arguments and their defaults; None: of the optimizer, or none.
-_WARMUP = {"warmup_min_lr": 0.0, "warmup_max_lr": None, "warmup_num_steps": 1000, "warmup_type": "log"}
-_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "WarmupLR": _WARMUP,
-    "WarmupDecayLR": {**_WARMUP, "warmup_max_lr": 0.001, "total_num_steps": ...},
-    "WarmupCosineLR": {"total_num_steps": ..., "warmup_min_ratio": 0.0, "warmup_num_steps": 1000,
-                       "cos_min_ratio": 0.0001, "warmup_type": "log"},
-    "OneCycle": {"cycle_min_lr": ..., "cycle_max_lr": ..., "decay_lr_rate": 0.0, "cycle_first_step_size": 2000,
-                 "cycle_second_step_size": None, "cycle_first_stair_count": 0, "cycle_second_stair_count": None,
-                 "decay_step_size": 0, "cycle_momentum": True, "cycle_min_mom": 0.8, "cycle_max_mom": 0.9,
-                 "decay_mom_rate": 0.0},
-    "LRRangeTest": {"lr_range_test_min_lr": 1e-3, "lr_range_test_step_size": 2000, "lr_range_test_step_rate": 1.0,
-                    "lr_range_test_staircase": False},
-}
+_PARAMS = "scheduler.params."
+
+
+def take(values: Values) -> dict[str, Any]:
+    """All arguments of the schedule of a configuration; its problems are noted."""
+    kind, params = values.get("scheduler.type"), values.get("scheduler.params")
+    if kind is None:
+        return {}
+    if kind not in TABLE["schedules"]:
+        values.problems.append(f"scheduler.type is {shown(kind)}, and has to be one of: "
+                               f"{', '.join(TABLE['schedules'])}.")
+        return {}
+    keys = TABLE["schedules"][kind]["keys"]
+    values.take(params or {}, keys, _PARAMS, _PARAMS)
+    given = values.under(_PARAMS, keys)
+    for key in names_of(keys):
+        if keys[key].get("required") and key not in given:
+            values.problems.append(f'{_PARAMS}{key} is "auto", which says nothing, and {kind} needs it.'
+                                   if _PARAMS + key in values.autos else f"{_PARAMS}{key} is missing: {kind} needs it.")
+    return {key: given.get(key) for key in names_of(keys)}
 
 
 def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) -> Schedule:
-    """UsageError: no schedule of that name, an argument that it has not, or one that is missing."""
-    if kind not in _ARGUMENTS:
-        raise UsageError(f"forebay: scheduler.type is {json.dumps(kind)}, and has to be one of: "
-                         f"{', '.join(_ARGUMENTS)}.")
-    known = _ARGUMENTS[kind]
-    # forebay does not need these two of DeepSpeed: where to begin, and whether to say so.
-    given = {key: value for key, value in params.items() if key not in ("last_batch_iteration", "verbose")}
-    for key in given:
-        if key not in known:
-            raise UsageError(f"forebay: scheduler.params.{key} is not known to {kind}, which has: {', '.join(known)}.")
-    arguments = {**known, **given}
-    for key, value in arguments.items():
-        if value is ...:
-            raise UsageError(f"forebay: scheduler.params.{key} is missing: {kind} needs it.")
+    """params: those of take(), or any of them. UsageError: there is no schedule of that name, or it needs others."""
+    values = Values()
+    values.take({"scheduler": {"type": kind, "params": params}})
+    arguments = take(values)
+    if values.problems:
+        raise UsageError(f"forebay: {' '.join(values.problems)}")
     rate = float(optimizer.param_groups[0]["lr"])
 
     def no_betas(_: int) -> None:
@@ -96,11 +94,7 @@ def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) ->
 
 def _progress(arguments: dict[str, Any]) -> tuple[int, Callable[[int], float]]:
     """W, and the share of the warm-up that is done, as step i < W has it."""
-    if arguments["warmup_num_steps"] <= 0:
-        raise UsageError("forebay: scheduler.params.warmup_num_steps has to be above 0.")
     steps = max(2, int(arguments["warmup_num_steps"]))
-    if arguments["warmup_type"] not in ("log", "linear"):
-        raise UsageError("forebay: scheduler.params.warmup_type has to be log or linear.")
     if arguments["warmup_type"] == "log":
         return steps, lambda i: math.log(i + 1) / math.log(steps)
     return steps, lambda i: i / steps
@@ -110,7 +104,7 @@ def _warmup(decays: bool, arguments: dict[str, Any], rate: float) -> Callable[[i
     low = float(arguments["warmup_min_lr"])
     high = rate if arguments["warmup_max_lr"] is None else float(arguments["warmup_max_lr"])
     steps, progress = _progress(arguments)
-    total = int(arguments.get("total_num_steps", 0))
+    total = int(arguments.get("total_num_steps") or 0)
 
     def at(i: int) -> float:
         if i < 0:

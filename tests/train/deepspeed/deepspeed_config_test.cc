@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/tests/temporary_folder.h"
@@ -27,10 +28,21 @@ class DeepSpeedFile : public testing::Test {
   Json Sections(std::string_view text) {
     const auto config = ReadDeepSpeedConfig(Write(text));
     EXPECT_TRUE(config.ok()) << config.status();
-    return config.ok() ? config->sections : Json();
+    if (!config.ok()) return {};
+    EXPECT_THAT(config->problems, testing::IsEmpty());
+    return config->sections;
   }
+  std::vector<std::string> Notes(std::string_view text) {
+    const auto config = ReadDeepSpeedConfig(Write(text));
+    return config.ok() ? config->notes : std::vector<std::string>();
+  }
+  // The problems, or why it cannot be read.
   std::string Refused(std::string_view text) {
     const auto config = ReadDeepSpeedConfig(Write(text));
+    if (config.ok()) {
+      EXPECT_THAT(config->problems, testing::SizeIs(1)) << text;
+      return fmt::format("{}", fmt::join(config->problems, "\n"));
+    }
     EXPECT_EQ(ExitCodeOf(config.status()), ExitCode::kUsage) << text;
     return MessageOf(config.status());
   }
@@ -52,11 +64,10 @@ TEST(DeepSpeedConfig, PublishedConfigurationsGiveWhatIsOnFile) {
   for (const std::filesystem::path& text : texts) {
     const auto config = ReadDeepSpeedConfig(text);
     Json& entry = found[text.filename()];
-    if (config.ok()) {
-      entry = {{"sections", config->sections}, {"notes", config->notes}};
-    } else {
-      entry = {{"refused", MessageOf(config.status())}};
-    }
+    ASSERT_TRUE(config.ok()) << config.status();
+    entry = {{"sections", config->sections}, {"notes", config->notes}};
+    for (const std::string& problem : config->problems)  // without the folder
+      entry["problems"].push_back(problem.substr(problem.rfind('/') + 1));
   }
   if (std::getenv("FOREBAY_WRITE_EXPECTED") != nullptr) {
     ASSERT_TRUE(WriteFileAtomically(file, found.dump(1) + "\n").ok());
@@ -113,11 +124,12 @@ TEST_F(DeepSpeedFile, EachPartIsTranslated) {
                           "offload_optimizer": {"device": "nvme", "nvme_path": "/b"}}})");
   EXPECT_EQ(sections, Json::parse(R"({
     "data": {"batch": 2},
-    "offload": {"weights_tier": "nvme", "state_tier": "nvme", "nvme": ["/a/forebay", "/b/forebay"],
-                "precision": "fp16"},
+    "offload": {"zero_stage": 3, "weights_tier": "nvme", "state_tier": "nvme",
+                "nvme": ["/a/forebay", "/b/forebay"], "precision": "fp16"},
     "optim": {"loss_scaling": "zero", "initial_scale_power": 12, "hysteresis": 4, "clip": 0.5,
-              "optimizer": "adam", "decay_all": true, "lr": 0.001, "weight_decay": 0.0, "eps": 1e-6,
-              "schedule": "WarmupLR", "schedule_args": {"warmup_num_steps": 10}}})"));
+              "optimizer": "adam", "decay_all": true, "lr": 0.001, "betas": [0.9, 0.999],
+              "eps": 1e-6, "weight_decay": 0.0, "schedule": "WarmupLR",
+              "schedule_args": {"warmup_num_steps": 10}}})"));
   EXPECT_EQ(Sections("{}")["offload"]["precision"], "fp32");
   EXPECT_EQ(
       Sections(R"({"fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 2}})")["optim"],
@@ -129,7 +141,8 @@ TEST_F(DeepSpeedFile, EachPartIsTranslated) {
 TEST_F(DeepSpeedFile, SizesOfSeveralRanks) {
   const auto data = [&](const std::string& text) {
     const auto config = ReadDeepSpeedConfig(Write(text), /*num_ranks=*/4);
-    return config.ok() ? config->sections["data"] : Json(MessageOf(config.status()));
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config->problems.empty() ? config->sections["data"] : Json(config->problems[0]);
   };
   EXPECT_EQ(data(R"({"train_micro_batch_size_per_gpu": 2})"), Json::parse(R"({"batch": 8})"));
   EXPECT_EQ(data(R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2})"),
@@ -174,12 +187,91 @@ TEST_F(DeepSpeedFile, AutotuningSaysWhatIsTried) {
   }
 }
 
+TEST_F(DeepSpeedFile, StageAndActivationCheckpointingAreUsed) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const std::string text = fmt::format(R"({{"zero_optimization": {{"stage": {}}}}})", stage);
+    EXPECT_EQ(Sections(text)["offload"]["zero_stage"], stage);
+  }
+  EXPECT_EQ(Sections("{}")["offload"]["zero_stage"], 0);
+  EXPECT_EQ(Sections(R"({"zero_optimization": true})")["offload"]["zero_stage"], 1);
+  const Json offload = Sections(R"({"activation_checkpointing": {
+      "number_checkpoints": 4, "cpu_checkpointing": true, "profile": true}})")["offload"];
+  EXPECT_EQ(offload["number_checkpoints"], 4);
+  EXPECT_EQ(offload["activations_tier"], "ram");
+}
+
+// As the Trainer of transformers has them in its own examples.
+TEST_F(DeepSpeedFile, WhatIsAutoIsLeftToTheFlags) {
+  const char* text = R"({
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "fp16": {"enabled": "auto", "loss_scale": 0}, "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {
+      "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {
+      "total_num_steps": "auto", "warmup_num_steps": "auto", "warmup_min_lr": "auto"}},
+    "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto",
+                          "stage3_prefetch_bucket_size": "auto"}})";
+  EXPECT_EQ(Sections(text), Json::parse(R"({
+      "offload": {}, "optim": {"optimizer": "adamw", "decay_all": true,
+                               "schedule": "WarmupDecayLR"}})"));
+  EXPECT_THAT(Notes(text), testing::Contains(AllOf(HasSubstr("optimizer.params.lr"),
+                                                   HasSubstr("leaves it to the flags"))));
+  EXPECT_EQ(Sections(R"({"optimizer": {"type": "Adam", "params": {"lr": 2e-5}}, "scheduler":
+      {"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto"}}})")["optim"]["schedule_args"],
+            Json::parse(R"({"warmup_max_lr": 2e-5})"));
+}
+
+TEST_F(DeepSpeedFile, OtherNamesAndValuesAreThoseOfDeepSpeed) {
+  EXPECT_EQ(Sections(R"({"bfloat16": {"enabled": "True"}})")["offload"]["precision"], "bf16");
+  EXPECT_EQ(Sections(R"({"fp16": {"enabled": 1, "loss_scale": "dynamic"}, "sparse_attention": {},
+                         "zero_optimization": true})")["optim"]["loss_scaling"],
+            "zero");
+  const Json torch_adam =
+      Sections(R"({"optimizer": {"type": "Adam", "params": {"torch_adam": true}}})")["optim"];
+  EXPECT_EQ(torch_adam["optimizer"], "adamw");
+  EXPECT_EQ(torch_adam["weight_decay"], 0.01);  // of torch.optim.AdamW
+  EXPECT_EQ(
+      Sections(
+          R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})")["optim"]
+                                                                                  ["optimizer"],
+      "adamw");
+  EXPECT_THAT(Refused(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})"),
+              HasSubstr("bf16.enabled and bfloat16.enabled are one setting"));
+}
+
+// An error, or a note: never fp32 without a word.
+TEST_F(DeepSpeedFile, Bf16ThatIsMisspelledIsNeverFp32WithoutAWord) {
+  for (const char* text :
+       {R"({"BF16": {"enabled": true}})", R"({"bf_16": {"enabled": true}})", R"({"bf16": true})",
+        R"({"bf16": {"enable": true}})", R"({"bf16": {"Enabled": true}})", R"({"b16": {}})",
+        R"({"bf16": {"enabled": "treu"}})", R"({"bf16": {"enabled": 2}})",
+        R"({"torch_dtype": "bfloat16"})", R"({"precision": "bf16"})", R"({"enabled": true})"}) {
+    EXPECT_FALSE(Refused(text).empty());
+  }
+  EXPECT_THAT(Notes(R"({"bf16": {}})"),
+              testing::Contains(HasSubstr("bf16 is there without \"enabled\": true")));
+}
+
+TEST_F(DeepSpeedFile, AllProblemsAreToldAtOnceWithThoseOfTheFlags) {
+  OptionInputs inputs;
+  inputs.ds_config_file = Write(R"({"gradient_cliping": 1, "fp16": {"enabled": 3},
+      "zero_optimization": {"stage": 7}, "optimizer": {"type": "Lamb"}})");
+  inputs.flags = {{"model", "m"}, {"data", "d.txt"}, {"out", "o"}, {"batch", "none"}};
+  const auto resolved = ResolveOptions(inputs, OptionsUse::kTrain);
+  EXPECT_THAT(MessageOf(resolved.status()),
+              AllOf(HasSubstr("5 problems"), HasSubstr("Is gradient_clipping meant?"),
+                    HasSubstr("fp16.enabled is 3, and has to be true or false"),
+                    HasSubstr("zero_optimization.stage is 7"), HasSubstr("\"Lamb\""),
+                    HasSubstr("--batch")));
+}
+
 // The words are those of forebay.deepspeed: tests/e2e/pytorch/test_deepspeed_program.py.
 TEST_F(DeepSpeedFile, WhatIsWrongIsNamed) {
   EXPECT_THAT(Refused(R"({"gradient_cliping": 1})"), HasSubstr("Is gradient_clipping meant?"));
   EXPECT_THAT(Refused(R"({"zero_optimization": {"stage": 1, "stages": 2}})"),
               HasSubstr("Is zero_optimization.stage meant?"));
-  EXPECT_THAT(Refused(R"({"fp16": 3})"), HasSubstr("fp16 is 3, and has to be an object"));
+  EXPECT_THAT(Refused(R"({"fp16": 3})"), HasSubstr("fp16 is 3, and has to be an object, such as"));
   EXPECT_THAT(Refused("{'a': 1, 'a': 2}"), HasSubstr("twice"));
   EXPECT_THAT(Refused("{\n 'a': }"), HasSubstr("line 2"));
   EXPECT_THAT(Refused("[1, 2]"), HasSubstr("is no object"));
