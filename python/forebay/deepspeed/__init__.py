@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from forebay.deepspeed import _install, comm, ops, zero
+from forebay.deepspeed import _install, _process_group, checkpointing, comm, ops, runtime, zero
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._engine import DeepSpeedEngine
 from forebay.deepspeed.comm import init_distributed
 from forebay.errors import UsageError
 
-__all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "comm", "init_distributed", "initialize", "install",
-           "ops", "zero"]
+__all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "checkpointing", "comm", "init_distributed",
+           "initialize", "install", "ops", "runtime", "zero"]
 
 
 def install() -> None:
@@ -40,7 +40,8 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
 
     config: a dict, the path of a file, or its text (JSON with comments and commas too many, or a Python dict);
     `args.deepspeed_config` where it is not given. Keys that do nothing here are told once; one that is not known is a
-    UsageError with the nearest that is.
+    UsageError with the nearest that is. torch.distributed begins, if the script has not begun it, and ends with the
+    process; not with dist_init_required=False.
     """
     if model is None:
         raise UsageError("forebay: deepspeed.initialize() needs model=.")
@@ -54,7 +55,10 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         raise UsageError("forebay: there is no configuration. Give config= (a dict, or the path of a file), or "
                          "--deepspeed_config.")
     ranks = comm.ranks()
-    engine = DeepSpeedEngine(model, Config.read(source, ranks.size), optimizer, model_parameters, lr_scheduler, ranks)
+    read = Config.read(source, ranks.size)
+    if dist_init_required is not False:
+        _process_group.begin(ranks)
+    engine = DeepSpeedEngine(model, read, optimizer, model_parameters, lr_scheduler, ranks)
     loader = None if training_data is None else engine.loader_of(training_data, collate_fn)
     return engine, engine.optimizer, loader, engine.lr_scheduler
 

@@ -13,16 +13,18 @@ import torch
 from forebay.deepspeed import _checkpoint, _optimizers, _schedules, zero
 from forebay.deepspeed._answers import Answers
 from forebay.deepspeed._config import Config
-from forebay.deepspeed._scaler import LossScaler
+from forebay.deepspeed._monitors import Event, Monitors
+from forebay.deepspeed._precision import DTYPES, cast, let_add_up_in
+from forebay.deepspeed._scaler import SKIPPED, LossScaler
 from forebay.deepspeed._scratch import Scratch
 from forebay.deepspeed._timers import Timers
+from forebay.deepspeed.runtime.utils import see_memory_usage
 from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.ranks import Ranks
 from forebay.torch import Optimizer, stream
 from forebay.torch._tensors import memory_of, on_host
 
 _MOST_TAG_BYTES = 255
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DeepSpeedEngine(Answers):
@@ -43,11 +45,12 @@ class DeepSpeedEngine(Answers):
         for note in config.notes:
             self._say(f"forebay: {note}")
         self.dtype = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else torch.float32
-        _cast(model, self.dtype)
+        for line in cast(model, self.dtype, config.data_types):
+            self._say(f"forebay: {line}")
         self.module = model
         self.module.train()
         self._begin_alike()
-        self.scaler = LossScaler(config.fp16, config.stage) if config.fp16 else None
+        self.scaler = LossScaler(config.fp16, config.stage, self._say) if config.fp16 else None
         self.scratch: list[Scratch] = []  # where the store lies: a folder for each disk
         self.is_streamed = False
         self.optimizer = self._make_optimizer(optimizer, parameters)
@@ -60,6 +63,8 @@ class DeepSpeedEngine(Answers):
         self._boundary: bool | None = None
         self._adds_up = False
         self._timers = Timers(config.wall_clock_breakdown)
+        self._monitors = Monitors(config.monitors if self.global_rank == 0 else {})
+        self._losses: list[torch.Tensor] = []  # of the step in progress, where a monitor is to have them
         self._set_scaler_names(False)
         if self.optimizer is not None and config.steps_per_print:
             self._say_progress()
@@ -94,13 +99,16 @@ class DeepSpeedEngine(Answers):
             if isinstance(optimizer, Optimizer):
                 optimizer.close()
         elif self._config.optimizer is not None:
-            kind, settings = _optimizers.configured(self._config.optimizer, self._config.optimizer_params)
+            kind, settings = _optimizers.configured(self._config.optimizer_params)
         else:
             self._say("forebay: there is no optimizer: neither initialize() nor the configuration has one. The engine "
                       "evaluates, with all weights in RAM")
             return None
         params = [p for p in given if isinstance(p, (dict, tuple)) or p.requires_grad]
         made = self._place(kind, params, settings)
+        if not self.is_streamed:
+            let_add_up_in((each for group in made.param_groups for each in group["params"]),
+                          self._config.data_types.grad_accum)
         for group in made.param_groups:
             made.settings_of(group)  # so that one which there are no kernels for is told now
         return made
@@ -127,10 +135,13 @@ class DeepSpeedEngine(Answers):
         # Checkpoints are copies, so that the store itself may be lost with its process.
         settings = {"nvme": [scratch.store for scratch in self.scratch], "clip": config.clip, "durability": "none",
                     "ranks": ranks, "reduce_bucket": config.reduce_bucket,
-                    "reduce_dtype": _DTYPES[config.reduce_dtype or "fp32"], **settings}
+                    "reduce_dtype": DTYPES[config.reduce_dtype or "fp32"], **settings}
         if config.weights_nvme is None:
             return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True
+        if config.data_types.grad_accum is not None:
+            self._say("forebay: data_types.grad_accum_dtype acts on weights in RAM, and those of a streamed module have "
+                      "gradients in their type")
         made = stream(self.module, optimizer=kind, params=params, **settings).optimizer  # type: ignore[arg-type]
         zero.register(made)
         return made
@@ -159,7 +170,7 @@ class DeepSpeedEngine(Answers):
         if self._config.micro_batch is None:
             raise UsageError("forebay: training_data= needs train_batch_size or train_micro_batch_size_per_gpu in the "
                              "configuration.")
-        drop_last = bool(self.config.get("dataloader_drop_last", False))
+        drop_last = self._config.drop_last
         sampler: Any = None
         if self.ranks.size > 1:
             sampler = torch.utils.data.DistributedSampler(data, self.ranks.size, self.ranks.rank, drop_last=drop_last)
@@ -186,6 +197,8 @@ class DeepSpeedEngine(Answers):
         """Gradients of the loss, a scalar, divided by gradient_accumulation_steps unless scale_wrt_gas is false.
         Returns the loss that was divided."""
         optimizer = self._trained()
+        if self._monitors.is_enabled:
+            self._losses.append(loss.detach())
         if scale_wrt_gas:
             loss = loss / self._config.accumulation
         scaled = loss.float() * self.scaler.cur_scale if self.scaler is not None else loss
@@ -205,13 +218,16 @@ class DeepSpeedEngine(Answers):
         if self._adds_up:
             raise UsageError("forebay: step() inside no_sync(), where gradients only add up. Call it behind.")
         is_step = self.is_gradient_accumulation_boundary()
-        if is_step:
-            with self._timers.phase("step"):
-                self._update(self._trained(), lr_kwargs or {})
-        self.micro_steps += 1
+        try:
+            if is_step:
+                with self._timers.phase("step"):
+                    self._update(self._trained(), lr_kwargs or {})
+        finally:
+            self.micro_steps += 1  # also of a step that is refused: the next one begins behind it
         self._timers.end_micro_step(is_step)
         if is_step:
             self._report()
+        see_memory_usage("Engine after step", force=self._config.memory_breakdown)
 
     def _trained(self) -> Optimizer:
         if self.optimizer is None:
@@ -247,9 +263,11 @@ class DeepSpeedEngine(Answers):
         try:
             optimizer.step_scaled(1.0 if self.scaler is None else self.scaler.cur_scale)
         except NumericalError:
-            # Without a scaler a gradient that is not finite is an error, as no later step could be right.
-            if self.scaler is None:
+            # Without a scale that could be too large such a gradient is an error, unless bf16 is to go on.
+            if self.scaler is None and not self._config.skips_nonfinite:
                 raise
+            if self.scaler is None:
+                self._say(SKIPPED)
             overflow = True
         optimizer.zero_grad()
         if self.scaler is not None:
@@ -269,6 +287,19 @@ class DeepSpeedEngine(Answers):
             self._say_progress()
             if rate is not None:
                 self._say(f"[Rank 0] {rate}")
+        if self._monitors.is_enabled:
+            self._monitors.write_events(self._events())
+            self._losses.clear()
+
+    def _events(self) -> list[Event]:
+        values = {"train_loss": float(sum(loss.double() for loss in self._losses)) / len(self._losses)
+                  } if self._losses else {}
+        values["lr"] = self.get_lr()[0]
+        if self.scaler is not None:
+            values["loss_scale"] = float(self.scaler.cur_scale)
+        if self._config.wall_clock_breakdown:
+            values.update({f"elapsed_time_ms_{name}": 1000 * seconds for name, seconds in self._timers.last_step.items()})
+        return [(f"Train/Samples/{name}", value, self.global_samples) for name, value in values.items()]
 
     def _say_progress(self) -> None:
         self._say(f"[Rank 0] step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, "
@@ -334,12 +365,12 @@ class DeepSpeedEngine(Answers):
         of_first = padded.rstrip(b"\0").decode()
 
         def check() -> None:
-            if of_first != tag and self._config.tag_validation == "fail":
+            if of_first != tag and self._config.tag_validation == "Fail":
                 raise UsageError(f"forebay: rank {self.global_rank} saves under the tag {tag!r}, and rank 0 under "
                                  f"{of_first!r}. A checkpoint is that of all ranks: give one tag.")
 
         self.ranks.together(check, "checking that all ranks save under one tag")
-        if of_first != tag and self._config.tag_validation == "warn":
+        if of_first != tag and self._config.tag_validation == "Warn":
             print(f"forebay: rank {self.global_rank} saves under {of_first!r}, the tag of rank 0, and not under "
                   f"{tag!r}")
         return of_first
@@ -367,17 +398,3 @@ class DeepSpeedEngine(Answers):
                                  trusts=trust_client_state)
         self._set_scaler_names(False)
         return folder, state
-
-
-def _cast(module: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Parameters, and the statistics of batch norms, which torch wants in their type. Other buffers keep theirs, as in
-    DeepSpeed: frequencies of positions lose too much."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point() and parameter.dtype != dtype:
-                parameter.data = parameter.data.to(dtype)
-    for part in module.modules():
-        if isinstance(part, torch.nn.modules.batchnorm._NormBase):
-            for name, buffer in part._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    part._buffers[name] = buffer.to(dtype)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 _NAMES = ("fwd", "bwd", "step")
+_OF_MONITORS = ("forward", "backward", "step")
 _WARM_UP = 2  # steps that the rate leaves out
 
 
@@ -16,6 +17,7 @@ class Timers:
         self._prints_breakdown = prints_breakdown
         self._micro = dict.fromkeys(_NAMES, 0.0)  # seconds in this micro-batch
         self._step = dict.fromkeys(_NAMES, 0.0)  # and in this step
+        self.last_step: dict[str, float] = {}  # by the names that monitors have for them
         self._began: float | None = None  # the micro-batch
         self._step_seconds = self._all_seconds = 0.0
         self._num_micro_steps = self._num_steps = 0
@@ -44,6 +46,7 @@ class Timers:
         self._began = None
         self._num_micro_steps += 1
         if is_step:
+            self.last_step = dict(zip(_OF_MONITORS, self._step.values()))
             self._step = dict.fromkeys(_NAMES, 0.0)
             self._num_steps += 1
 
@@ -53,15 +56,15 @@ class Timers:
         seconds, self._step_seconds = self._step_seconds, 0.0
         if self._num_steps <= _WARM_UP or seconds == 0:
             return None
-        now, most = _memory()
+        now, most = memory_of_process()
         average = batch_size * (self._num_steps - _WARM_UP) / self._all_seconds
         return (f"epoch=0/micro_step={self._num_micro_steps}/global_step={self._num_steps}, "
                 f"RunningAvgSamplesPerSec={average}, CurrSamplesPerSec={batch_size / seconds}, "
                 f"MemAllocated={round(now / 2**30, 2)}GB, MaxMemAllocated={round(most / 2**30, 2)}GB")
 
 
-def _memory() -> tuple[int, int]:
-    """Bytes of this process in RAM, now and at most."""
+def memory_of_process() -> tuple[int, int]:
+    """Bytes in RAM, now and at most."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * resource.getpagesize()
     return resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

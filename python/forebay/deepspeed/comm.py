@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forebay.deepspeed import _process_group
 from forebay.ranks import Ranks
 
 _connected: Ranks | None = None
@@ -17,9 +18,9 @@ def ranks() -> Ranks:
     return _connected
 
 
-def init_distributed(*_: Any, **__: Any) -> None:
-    """Waits for the other ranks. The arguments of DeepSpeed's are not needed."""
-    ranks()
+def init_distributed(dist_backend: str | None = None, *_: Any, **__: Any) -> None:
+    """Waits for the other ranks, and begins torch.distributed. The other arguments of DeepSpeed's are not needed."""
+    _process_group.begin(ranks(), dist_backend)
 
 
 def get_rank(group: Any = None) -> int:

@@ -1,5 +1,6 @@
 """Parts of DeepSpeed, imported without the rest of it, whose import compiles things. For the sequences stored here."""
 
+import importlib.machinery
 import importlib.util
 import json
 import logging
@@ -33,7 +34,7 @@ def deepspeed_folder(arguments=()):
         return arguments[0]
     if os.environ.get("FOREBAY_DEEPSPEED"):
         return os.environ["FOREBAY_DEEPSPEED"]
-    spec = importlib.util.find_spec("deepspeed")
+    spec = importlib.machinery.PathFinder.find_spec("deepspeed")  # not a stand-in among the modules
     return None if spec is None else os.path.dirname(spec.origin)
 
 

@@ -1,0 +1,5 @@
+"""deepspeed.runtime: what scripts import from there."""
+
+from forebay.deepspeed.runtime import utils
+
+__all__ = ["utils"]
