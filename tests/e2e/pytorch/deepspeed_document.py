@@ -18,7 +18,9 @@ VALUES = {"flag": "true or false", "number": "a number from 0 on", "text": "a te
 
 def _values(node):
     kind = node["type"]
-    text = (f"{node['least']} to {node['most']}" if kind == "whole" else ", ".join(node["choices"])
+    # Limits that are there for numbers that mean nothing are not shown.
+    most = f"to {node['most']}" if kind == "whole" and node["most"] < 2**31 else "or more"
+    text = (f"{node['least']} {most}" if kind == "whole" else ", ".join(node["choices"])
             if kind == "choice" else VALUES[kind])
     others = ", ".join(f"`{other}`" for other in node.get("values", {}))
     default = node.get("default")
