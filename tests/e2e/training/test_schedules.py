@@ -109,3 +109,21 @@ def test_a_deepspeed_configuration_is_the_flags_that_it_stands_for(forebay, task
                 weight_decay=0.1, schedule="WarmupLR", schedule_args="warmup_num_steps=3,warmup_max_lr=2e-3",
                 weights_tier="nvme", state_tier="nvme", **task, **size)
     assert forebay.digest(tmp_path / "ds") == forebay.digest(tmp_path / "flags")
+
+
+def test_what_is_auto_in_a_deepspeed_configuration_is_the_flags(forebay, task, tmp_path):
+    """As the Trainer of transformers has it, with activation checkpointing."""
+    auto = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    (tmp_path / "ds.json").write_text(json.dumps({
+        "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "optimizer": {"type": "AdamW", "params": auto},
+        "scheduler": {"type": "WarmupDecayLR", "params": {
+            "total_num_steps": "auto", "warmup_num_steps": 2, "warmup_min_lr": "auto", "warmup_max_lr": "auto"}},
+        "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto"},
+        "activation_checkpointing": {"number_checkpoints": 2, "cpu_checkpointing": True}}))
+    size = dict(batch=4, seq=32, steps=4, ram="1GiB", lr=1e-3, clip=0.5)
+    done = forebay.run("train", out=tmp_path / "ds", ds_config=tmp_path / "ds.json", **task, **size)
+    assert 'gradient_clipping' in done.stderr and '"auto" leaves it to the flags' in done.stderr
+    forebay.run("train", "--decay_all", out=tmp_path / "flags", schedule="WarmupDecayLR", activations_tier="ram",
+                schedule_args="warmup_num_steps=2,warmup_max_lr=0.001", number_checkpoints=2, **task, **size)
+    assert forebay.digest(tmp_path / "ds") == forebay.digest(tmp_path / "flags")

@@ -22,7 +22,7 @@ args = parser.parse_args()
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(
-    n_layer=args.layers, n_embd=args.width, n_head=args.width // 16, n_positions=1024, vocab_size=args.words,
+    n_layer=args.layers, n_embd=args.width, n_head=max(2, args.width // 64), n_positions=1024, vocab_size=args.words,
     bos_token_id=Tokenizer.eos_token_id, eos_token_id=Tokenizer.eos_token_id))
 tokenizer = Tokenizer()
 if args.cpu_adam:
