@@ -140,8 +140,8 @@ class DeepSpeedEngine(Answers):
             return kind(params, zero_stage=min(config.stage, 1), **settings)
         self.is_streamed = True
         if config.data_types.grad_accum is not None:
-            self._say("forebay: data_types.grad_accum_dtype acts on weights in RAM, and those of a streamed module have "
-                      "gradients in their type")
+            self._say("forebay: data_types.grad_accum_dtype acts on weights in RAM, and those of a streamed module "
+                      "have gradients in their type")
         made = stream(self.module, optimizer=kind, params=params, **settings).optimizer  # type: ignore[arg-type]
         zero.register(made)
         return made
@@ -298,7 +298,8 @@ class DeepSpeedEngine(Answers):
         if self.scaler is not None:
             values["loss_scale"] = float(self.scaler.cur_scale)
         if self._config.wall_clock_breakdown:
-            values.update({f"elapsed_time_ms_{name}": 1000 * seconds for name, seconds in self._timers.last_step.items()})
+            seconds = self._timers.last_step
+            values.update({f"elapsed_time_ms_{name}": 1000 * value for name, value in seconds.items()})
         return [(f"Train/Samples/{name}", value, self.global_samples) for name, value in values.items()]
 
     def _say_progress(self) -> None:

@@ -30,8 +30,8 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, types: DataTypes) -> list[
     if types.buffers is not None:
         _cast_buffers(((part, name) for part in module.modules() for name in part._buffers), DTYPES[types.buffers])
     _cast_buffers(_kept_in_fp32(module, dtype, types.keep_in_fp32), torch.float32)
-    return [f"weights of the model were {', '.join(sorted(map(str, lost)))}, and neither bf16 nor fp16 is enabled: they "
-            f"are {dtype} now"] if lost else []
+    return [f"weights of the model were {', '.join(sorted(map(str, lost)))}, and neither bf16 nor fp16 is enabled: "
+            f"they are {dtype} now"] if lost else []
 
 
 def _cast_buffers(buffers: Iterable[tuple[torch.nn.Module, str]], dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def begin(ranks: Ranks, backend: str | None = None) -> None:
-    """Unless the script has done it. backend: None: nccl where all ranks have a GPU, else gloo. It ends with the process.
+    """Unless the script has done it. backend: None: nccl where there are GPUs, else gloo. It ends with the process.
 
     EnvironmentProblem: the ranks do not reach each other.
     """

@@ -8,7 +8,6 @@ from typing import Any
 from forebay.deepspeed._config import Fp16
 from forebay.errors import NumericalError
 
-
 # What ZeRO prints of a step that it leaves out without a scale to move.
 SKIPPED = "[deepspeed] OVERFLOW! Skipping step. Gradients are non-finite, weights were not updated."
 _SKIPS = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "

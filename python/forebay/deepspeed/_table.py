@@ -2,9 +2,9 @@
 --ds_config` reads the same table.
 
 In the table a key is one of: a text: it is ignored for that reason; a list of one text: it may be there and off, and
-cannot be on for that reason; {"alias": path or name}: another name; {"keys": ...}: a section, of any keys where it has "*";
-{"type": ...}: it is used. Other words of the last: "default"; "values": what other values stand for, by their JSON;
-"native" and "python": why the program, or this package, ignores it; "required".
+cannot be on for that reason; {"alias": path or name}: another name; {"keys": ...}: a section, of any keys where it has
+"*"; {"type": ...}: it is used. Other words of the last: "default"; "values": what other values stand for, by their
+JSON; "native" and "python": why the program, or this package, ignores it; "required".
 """
 
 from __future__ import annotations

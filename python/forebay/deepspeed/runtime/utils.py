@@ -20,8 +20,8 @@ def see_memory_usage(message: str, force: bool = False) -> None:
     gc.collect()
     now, most, reserved, most_reserved = _of_device()
     print(message)
-    print(f"MA {round(now / _GB, 2)} GB         Max_MA {round(most / _GB, 2)} GB         CA {round(reserved / _GB, 2)} GB"
-          f"         Max_CA {round(most_reserved / _GB)} GB ")
+    print(f"MA {round(now / _GB, 2)} GB         Max_MA {round(most / _GB, 2)} GB "
+          f"        CA {round(reserved / _GB, 2)} GB         Max_CA {round(most_reserved / _GB)} GB ")
     total, available = _of_host()
     used = total - available
     print(f"CPU Virtual Memory:  used = {round(used / _GB, 2)} GB, percent = {round(100 * used / total, 1)}%")

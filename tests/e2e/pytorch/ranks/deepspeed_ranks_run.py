@@ -57,6 +57,14 @@ def initialize(zero, **more):
     return deepspeed.initialize(model=model, config=config_of(zero, comm.get_world_size(), **more))[0]
 
 
+def sum_by_torch():
+    """The rank of torch.distributed, and a sum over its ranks."""
+    initialize({"stage": 1})
+    value = torch.tensor([float(deepspeed.comm.get_rank() + 1)])
+    torch.distributed.all_reduce(value)
+    return torch.distributed.get_rank(), value.item(), torch.distributed.get_backend()
+
+
 def save_under_own_tag(folder, validation):
     engine = initialize({"stage": 1}, checkpoint={"tag_validation": validation})
     run(engine, range(1, 2))

@@ -52,6 +52,10 @@ def test_trains_saves_and_loads_as_one_process_does(tmp_path, digests, num_ranks
     assert program.digest_of(torch.load(tmp_path / "saved.bin")) == ends[0][0]
 
 
+def test_torch_distributed_has_the_same_ranks():
+    assert on_ranks(3, program.sum_by_torch) == [(rank, 6.0, "gloo") for rank in range(3)]
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_all_ranks_leave_out_a_step_of_which_one_overflows(tmp_path, stage):
     ends = on_ranks(2, program.overflow, zero_of(stage, "nvme" if stage == 3 else None, tmp_path / "swap"),
