@@ -145,8 +145,8 @@ def _precision(values: Values) -> bool:
         values.problems.append("fp16.enabled and bf16.enabled are both true. Choose one.")
     given, used = values.get("data_types.param_dtype"), "fp16" if fp16 else "bf16" if bf16 else "fp32"
     if given is not None and given != used:
-        values.problems.append(f"data_types.param_dtype is {shown(given)}, and fp16.enabled and bf16.enabled say {used}."
-                               " Leave it out, or make them fit.")
+        values.problems.append(f"data_types.param_dtype is {shown(given)}, and fp16.enabled and bf16.enabled say "
+                               f"{used}. Leave it out, or make them fit.")
     return bool(bf16)
 
 

@@ -45,8 +45,9 @@ class DeepSpeedEngine(Answers):
         for note in config.notes:
             self._say(f"forebay: {note}")
         self.dtype = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else torch.float32
-        for line in cast(model, self.dtype, config.data_types):
-            self._say(f"forebay: {line}")
+        cast_away = cast(model, self.dtype, config.data_types)
+        if cast_away:
+            self._say(f"forebay: {cast_away}")
         self.module = model
         self.module.train()
         self._begin_alike()

@@ -14,10 +14,10 @@ from forebay.errors import UsageError
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def cast(module: torch.nn.Module, dtype: torch.dtype, types: DataTypes) -> list[str]:
+def cast(module: torch.nn.Module, dtype: torch.dtype, types: DataTypes) -> str:
     """Parameters become `dtype`, and the statistics of batch norms, which torch wants in their type. Other buffers keep
     theirs, as in DeepSpeed: frequencies of positions lose too much; unless data_types says otherwise. Returns what the
-    user should know."""
+    user should know; empty: nothing."""
     lost = {parameter.dtype for parameter in module.parameters()
             if parameter.is_floating_point() and parameter.dtype.itemsize < dtype.itemsize}
     with torch.no_grad():
@@ -30,8 +30,8 @@ def cast(module: torch.nn.Module, dtype: torch.dtype, types: DataTypes) -> list[
     if types.buffers is not None:
         _cast_buffers(((part, name) for part in module.modules() for name in part._buffers), DTYPES[types.buffers])
     _cast_buffers(_kept_in_fp32(module, dtype, types.keep_in_fp32), torch.float32)
-    return [f"weights of the model were {', '.join(sorted(map(str, lost)))}, and neither bf16 nor fp16 is enabled: "
-            f"they are {dtype} now"] if lost else []
+    were = ", ".join(sorted(map(str, lost)))
+    return f"weights of the model were {were}: they are {dtype} now, as bf16 and fp16 are not enabled" if were else ""
 
 
 def _cast_buffers(buffers: Iterable[tuple[torch.nn.Module, str]], dtype: torch.dtype) -> None:

@@ -241,7 +241,7 @@ def test_types_of_buffers():
 
 def test_a_16_bit_model_without_a_precision_is_told_to_be_fp32(capsys):
     deepspeed.initialize(model=make_model(torch.bfloat16), config={"optimizer": {"type": "SGD"}})
-    assert "weights of the model were torch.bfloat16, and neither bf16 nor fp16 is enabled" in capsys.readouterr().out
+    assert "weights of the model were torch.bfloat16: they are torch.float32 now" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("nvme", [False, True])
