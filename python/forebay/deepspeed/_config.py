@@ -46,7 +46,7 @@ class Config(NamedTuple):
     memory_breakdown: bool
     drop_last: bool
     optimizer: str | None
-    optimizer_params: dict[str, Any]  # arguments of the class that it stands for
+    optimizer_params: dict[str, Any]
     scheduler: str | None
     scheduler_params: dict[str, Any]
     fp16: Fp16 | None
@@ -60,7 +60,7 @@ class Config(NamedTuple):
     weights_nvme: str | None
     gathers_on_save: bool
     ignores_unused: bool  # parameters without a gradient in a step are left alone
-    tag_validation: str  # "Ignore", "Warn" or "Fail": of tags of checkpoints that differ between ranks
+    tag_validation: str  # "ignore", "warn" or "fail": of tags of checkpoints that differ between ranks
     monitors: dict[str, dict[str, Any]]  # those that are enabled
     cpu_checkpointing: bool
 
@@ -83,8 +83,8 @@ class Config(NamedTuple):
         values = Values()
         values.take(document)
         problems = values.problems
-        optimizer_params = _optimizers.take(values)
-        scheduler_params = _schedules.take(values)
+        _optimizers.take(values)  # for what is wrong in their arguments
+        _schedules.take(values)
         micro, accumulation = _batches(values, num_ranks)
         bf16 = _precision(values)
         stage, bucket = values.get("zero_optimization.stage"), values.get("zero_optimization.reduce_bucket_size")
@@ -98,14 +98,14 @@ class Config(NamedTuple):
         return cls(
             document, values.notes, num_ranks, micro, accumulation, values.get("gradient_clipping") or 0.0,
             values.get("steps_per_print"), values.get("wall_clock_breakdown"), values.get("memory_breakdown"),
-            values.get("dataloader_drop_last"), values.get("optimizer.type"), optimizer_params,
-            values.get("scheduler.type"), scheduler_params, _fp16(values), bf16,
+            values.get("dataloader_drop_last"), values.get("optimizer.type"), values.get("optimizer.params") or {},
+            values.get("scheduler.type"), values.get("scheduler.params") or {}, _fp16(values), bf16,
             bf16 and values.get("bf16.check_grad_overflow"), _data_types(values), stage,
             # Gradients are fp32. Less than 1 MiB is no bucket here.
             None if bucket is None else max(4 * bucket, 2**20), values.get("communication_data_type"), states, weights,
             values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save") or
             not values.is_said("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
-            values.get("zero_optimization.ignore_unused_parameters"), values.get("checkpoint.tag_validation"),
+            values.get("zero_optimization.ignore_unused_parameters"), values.get("checkpoint.tag_validation").lower(),
             {name: values.under(name + ".", node_at(name)["keys"]) for name in _MONITORS
              if values.get(name + ".enabled")},
             values.get("activation_checkpointing.cpu_checkpointing"))

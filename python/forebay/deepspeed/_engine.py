@@ -100,7 +100,7 @@ class DeepSpeedEngine(Answers):
             if isinstance(optimizer, Optimizer):
                 optimizer.close()
         elif self._config.optimizer is not None:
-            kind, settings = _optimizers.configured(self._config.optimizer_params)
+            kind, settings = _optimizers.configured(self._config.optimizer, self._config.optimizer_params)
         else:
             self._say("forebay: there is no optimizer: neither initialize() nor the configuration has one. The engine "
                       "evaluates, with all weights in RAM")
@@ -367,12 +367,12 @@ class DeepSpeedEngine(Answers):
         of_first = padded.rstrip(b"\0").decode()
 
         def check() -> None:
-            if of_first != tag and self._config.tag_validation == "Fail":
+            if of_first != tag and self._config.tag_validation == "fail":
                 raise UsageError(f"forebay: rank {self.global_rank} saves under the tag {tag!r}, and rank 0 under "
                                  f"{of_first!r}. A checkpoint is that of all ranks: give one tag.")
 
         self.ranks.together(check, "checking that all ranks save under one tag")
-        if of_first != tag and self._config.tag_validation == "Warn":
+        if of_first != tag and self._config.tag_validation == "warn":
             print(f"forebay: rank {self.global_rank} saves under {of_first!r}, the tag of rank 0, and not under "
                   f"{tag!r}")
         return of_first

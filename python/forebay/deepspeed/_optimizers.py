@@ -47,9 +47,13 @@ def _table_of(name: str) -> str | None:
     return next((each for each, entry in TABLE["optimizers"].items() if name.lower() in entry["names"]), None)
 
 
-def configured(params: dict[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class and its arguments, of what take() gave."""
-    settings = dict(params)
+def configured(name: str, params: dict[str, Any]) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class and its arguments. UsageError: there is no such, or it has no such argument."""
+    values = Values()
+    values.take({"optimizer": {"type": name, "params": params}})
+    settings = take(values)
+    if values.problems:
+        raise UsageError(f"forebay: {' '.join(values.problems)}")
     kind = _BY_KIND[settings.pop("kind")]
     if "betas" in settings:
         settings["betas"] = tuple(settings["betas"])

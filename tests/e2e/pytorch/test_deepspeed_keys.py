@@ -7,9 +7,10 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 import forebay
-from forebay.deepspeed import _optimizers
+from forebay.deepspeed import _optimizers, _schedules
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._table import KEYS, TABLE
 
@@ -122,8 +123,13 @@ def test_auto_says_nothing():
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
         "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto", "stage3_max_live_parameters": "auto"}})
     assert (config.micro_batch, config.accumulation, config.clip, config.bf16, config.fp16) == (None, 1, 0.0, False, None)
-    assert (config.stage, config.reduce_bucket, config.optimizer_params["lr"]) == (0, None, 1e-3)
-    assert config.scheduler_params["warmup_num_steps"] == 1000 and config.scheduler_params["warmup_max_lr"] is None
+    assert (config.stage, config.reduce_bucket) == (0, None)
+    kind, settings = _optimizers.configured(config.optimizer, config.optimizer_params)
+    assert kind.kind == "adamw" and settings == {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    schedule = _schedules.make(config.scheduler, config.scheduler_params, optimizer)
+    schedule.step(1000)
+    assert schedule.get_lr() == [0.5]
     note, = (note for note in config.notes if '"auto"' in note)
     assert "zero_optimization.stage" in note and "optimizer.params.lr" in note and "max_live" not in note
     with pytest.raises(forebay.UsageError, match='total_num_steps is "auto", which says nothing, and WarmupDecayLR'):
@@ -156,7 +162,8 @@ def test_other_names_and_values_are_those_of_deepspeed():
     ({"type": "Adam", "params": {"adamw_mode": False}}, "adam", 0.0),
     ({"type": "AdamW", "params": {"adam_w_mode": False, "torch_adam": True, "weight_decay": 0.2}}, "adamw", 0.2)])
 def test_an_adam_is_what_deepspeed_makes_of_it(given, kind, decay):
-    made, settings = _optimizers.configured(Config.read({"optimizer": given}).optimizer_params)
+    config = Config.read({"optimizer": given})
+    made, settings = _optimizers.configured(config.optimizer, config.optimizer_params)
     assert (made.kind, settings["weight_decay"]) == (kind, decay)
 
 
