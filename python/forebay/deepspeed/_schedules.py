@@ -94,6 +94,8 @@ def make(kind: str, params: dict[str, Any], optimizer: torch.optim.Optimizer) ->
 
 def _progress(arguments: dict[str, Any]) -> tuple[int, Callable[[int], float]]:
     """W, and the share of the warm-up that is done, as step i < W has it."""
+    if arguments["warmup_num_steps"] == 0:
+        raise UsageError("forebay: scheduler.params.warmup_num_steps is 0, and has to be 1 or more, as in DeepSpeed.")
     steps = max(2, int(arguments["warmup_num_steps"]))
     if arguments["warmup_type"] == "log":
         return steps, lambda i: math.log(i + 1) / math.log(steps)

@@ -176,6 +176,14 @@ def test_bf16_that_is_misspelled_is_an_error(given):
         Config.read(given)
 
 
+def test_a_schedule_of_no_steps_is_wrong_where_it_is_made_alone():
+    """The Trainer of transformers fills in zeros where it evaluates."""
+    config = Config.read({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 0, "warmup_num_steps": 0}}})
+    with pytest.raises(forebay.UsageError, match="warmup_num_steps is 0"):
+        _schedules.make(config.scheduler, config.scheduler_params,
+                        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5))
+
+
 def test_a_section_of_a_precision_that_is_not_enabled_is_told():
     for given in ({"bf16": {}}, {"bfloat16": {}}, {"fp16": {"loss_scale": 0}}):
         name, = given
