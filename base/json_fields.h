@@ -1,6 +1,7 @@
 // Fields of a JSON object that was read from a disk: what each must be, and how a message says so.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
@@ -15,6 +16,15 @@ struct JsonField {
   bool (*is_valid)(const Json& value);
   const char* expected;
 };
+
+// As IntegerOf, and of a float that is a whole number: other programs write 32768.0.
+inline std::optional<int64_t> WholeNumberOf(const Json& value) {
+  constexpr double kMost = 9007199254740992.0;  // 2^53: no float beyond it is sure to be whole
+  if (!value.is_number_float()) return IntegerOf(value);
+  const double number = value.get<double>();
+  if (std::trunc(number) != number || std::abs(number) > kMost) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
 
 inline bool IsIntegerIn(const Json& value, int64_t least, int64_t most) {
   const std::optional<int64_t> number = IntegerOf(value);

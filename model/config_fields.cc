@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "fmt/format.h"
+#include "forebay/base/json_fields.h"
 
 namespace forebay {
 
@@ -30,11 +31,11 @@ int64_t ConfigFields::Int(std::string_view key, IntRange range,
     if (!fallback.has_value()) Problem(fmt::format("'{}{}' is missing", path_, key));
     return fallback.value_or(range.least);
   }
-  if (!value->is_number_integer()) {
+  const std::optional<int64_t> integer = WholeNumberOf(*value);
+  if (!integer.has_value() && !value->is_number_integer()) {
     Problem(fmt::format("{}, but a whole number is expected", Describe(key, *value)));
     return fallback.value_or(range.least);
   }
-  const std::optional<int64_t> integer = IntegerOf(*value);
   if (!integer.has_value() || *integer < range.least || *integer > range.most) {
     Problem(fmt::format("{}, but {} to {} is supported", Describe(key, *value), range.least,
                         range.most));
@@ -84,13 +85,40 @@ std::string ConfigFields::String(std::string_view key, std::string_view fallback
   return value->get<std::string>();
 }
 
+std::vector<double> ConfigFields::Numbers(std::string_view key, NumberRange range,
+                                          size_t count) const {
+  const Json* const value = Find(key);
+  if (value == nullptr) {
+    Problem(fmt::format("'{}{}' is missing", path_, key));
+    return {};
+  }
+  if (!value->is_array() || value->size() != count) {
+    const std::string found = value->is_array()
+                                  ? fmt::format("'{}{}' has {}", path_, key, value->size())
+                                  : Describe(key, *value);
+    Problem(fmt::format("{}, but a list of {} numbers is expected", found, count));
+    return {};
+  }
+  std::vector<double> numbers;
+  const size_t before = problems_->size();
+  for (size_t i = 0; i < count; ++i) {
+    const Json entry = {{fmt::format("{}[{}]", key, i), (*value)[i]}};
+    numbers.push_back(
+        ConfigFields(entry, path_, problems_).Number(entry.begin().key(), range, std::nullopt));
+    if (problems_->size() > before) return {};
+  }
+  return numbers;
+}
+
 std::vector<int64_t> ReadTokenIds(const ConfigFields& fields, std::string_view key) {
+  constexpr int64_t kNone = -1;
   const Json* const value = fields.Find(key);
-  if (value == nullptr) return {};
+  if (value == nullptr || WholeNumberOf(*value) == kNone) return {};
   if (!value->is_array()) return {fields.Int(key, kTokenRange, std::nullopt)};
   std::vector<int64_t> tokens;
   for (const Json& token : *value) {
-    const std::optional<int64_t> id = IntegerOf(token);
+    const std::optional<int64_t> id = WholeNumberOf(token);
+    if (id == kNone) continue;
     if (!id.has_value() || *id < kTokenRange.least || *id > kTokenRange.most) {
       fields.Problem(
           fmt::format("{}, but token numbers are expected", fields.Describe(key, *value)));

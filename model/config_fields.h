@@ -24,6 +24,7 @@ struct NumberRange {
   bool includes_least = false;
 };
 
+inline constexpr IntRange kPositionsRange = {1, int64_t{1} << 30};
 // Numbers that tokens can have: those of the largest supported vocabulary.
 inline constexpr IntRange kTokenRange = {0, (int64_t{1} << 24) - 1};
 
@@ -40,11 +41,13 @@ class ConfigFields {
   const Json* Find(std::string_view key) const;
   bool IsNull(std::string_view key) const;  // there, with the value null
 
-  // Without a fallback the key is required.
+  // Without a fallback the key is required. A whole number may be written as 32768.0.
   int64_t Int(std::string_view key, IntRange range, std::optional<int64_t> fallback) const;
   double Number(std::string_view key, NumberRange range, std::optional<double> fallback) const;
   bool Bool(std::string_view key, bool fallback) const;
   std::string String(std::string_view key, std::string_view fallback) const;
+  // As many numbers; none where there is a problem. The key is required.
+  std::vector<double> Numbers(std::string_view key, NumberRange range, size_t count) const;
 
   void Problem(std::string text) const { problems_->push_back(std::move(text)); }
   // "'rope_scaling.factor' is -1", with the value cut when it is long.
@@ -56,7 +59,8 @@ class ConfigFields {
   std::vector<std::string>* problems_;
 };
 
-// One token number or a list of them (`eos_token_id`); empty when the key is missing or null.
+// One token number or a list of them (`eos_token_id`), without -1, which says that there is none;
+// empty when the key is missing or null.
 std::vector<int64_t> ReadTokenIds(const ConfigFields& fields, std::string_view key);
 
 }  // namespace forebay

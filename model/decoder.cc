@@ -93,9 +93,10 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const DecoderConfig& co
   DecoderWorkspace& workspace = impl->workspace;
   PlaceWorkspace(config, ShapeOf(options), impl->memory.data(), workspace);
   if (config.positions == PositionKind::kRope) {
-    const size_t size = options.max_tokens * (config.head_dim / 2);
-    FillRopeTables(ComputeRopeFrequencies(config.rope, config.head_dim), options.max_tokens,
-                   {workspace.rope_cos, size}, {workspace.rope_sin, size});
+    const cpu::RopeTable table = impl->RopeTableOfBatches();
+    const size_t size = table.cos.size();
+    FillRopeRows(config.rope, config.head_dim, options.max_tokens, {workspace.rope_cos, size},
+                 {workspace.rope_sin, size});
   }
   return std::unique_ptr<Decoder>(new Decoder(std::move(impl)));
 }

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/model/decoder_impl.h"
+#include "forebay/model/rope.h"
 
 namespace forebay {
 
@@ -70,12 +71,22 @@ BlockInput Decoder::Impl::InputOf(const MicroBatch& batch) const {
   BlockInput input;
   input.tokens = static_cast<int64_t>(batch.tokens.size());
   FOREBAY_CHECK(input.tokens <= options.max_tokens);
-  input.positions = batch.positions;
-  if (config.positions == PositionKind::kRope) {
-    const size_t size = options.max_tokens * (config.head_dim / 2);
-    input.rope = {{workspace.rope_cos, size}, {workspace.rope_sin, size}, config.head_dim};
+  if (config.positions != PositionKind::kRope) return input;
+  input.rope = RopeTableOfBatches();
+  FOREBAY_CHECK(batch.positions.size() == batch.tokens.size());
+  int32_t* const rows = workspace.positions;
+  input.positions = {rows, batch.positions.size()};
+  std::ranges::copy(batch.positions, rows);
+  for (const Segment& segment : batch.segments) {
+    const auto first_row = static_cast<int32_t>(FirstRopeRow(config.rope, segment.length));
+    for (int64_t i = 0; i < segment.length; ++i) rows[segment.begin + i] += first_row;
   }
   return input;
+}
+
+cpu::RopeTable Decoder::Impl::RopeTableOfBatches() const {
+  const size_t size = NumRopeRows(config.rope, options.max_tokens) * (config.head_dim / 2);
+  return {{workspace.rope_cos, size}, {workspace.rope_sin, size}, config.head_dim};
 }
 
 int64_t Decoder::Impl::WindowOf(int block) const {

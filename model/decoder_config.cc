@@ -6,8 +6,10 @@
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/model/adapter_folder.h"
 #include "forebay/model/config_fields.h"
 #include "forebay/model/families.h"
+#include "forebay/model/rope_config.h"
 
 namespace forebay {
 namespace {
@@ -20,15 +22,15 @@ constexpr IntRange kIntermediateRange = {1, int64_t{1} << 20};
 constexpr IntRange kLayersRange = {1, int64_t{1} << 12};
 constexpr IntRange kHeadsRange = {1, int64_t{1} << 14};
 constexpr IntRange kHeadDimRange = {1, int64_t{1} << 14};
-constexpr IntRange kPositionsRange = {1, int64_t{1} << 30};
+constexpr IntRange kWindowRange = {0, kPositionsRange.most};  // 0: none
 constexpr IntRange kVocabRange = {1, int64_t{1} << 24};
 constexpr int64_t kMaxAttentionWidth = int64_t{1} << 20;  // heads * head_dim
 
 const std::string* FirstArchitecture(const Json& json) {
   const auto found = json.find("architectures");
-  if (found == json.end() || !found->is_array() || found->empty() || !(*found)[0].is_string())
-    return nullptr;
-  return (*found)[0].get_ptr<const std::string*>();
+  if (found == json.end()) return nullptr;
+  const Json& name = found->is_array() && !found->empty() ? found->front() : *found;
+  return name.is_string() ? name.get_ptr<const std::string*>() : nullptr;
 }
 
 // The family that config.json names, by `architectures` or, where that is missing, by `model_type`.
@@ -114,7 +116,7 @@ void ReadHeads(const ConfigFields& fields, const Family& family, DecoderConfig& 
 // given, else the layers from `max_window_layers` on.
 void ReadPerLayerWindows(const ConfigFields& fields, const Family& family, DecoderConfig& config) {
   const bool use = fields.Bool("use_sliding_window", false);
-  int64_t window = fields.Int("sliding_window", kPositionsRange, family.default_window);
+  int64_t window = fields.Int("sliding_window", kWindowRange, family.default_window);
   if (!use || fields.IsNull("sliding_window")) window = 0;
   const Json* const types = fields.Find("layer_types");
   if (types == nullptr) {
@@ -151,115 +153,16 @@ void ReadWindows(const ConfigFields& fields, const Family& family, DecoderConfig
   config.window.assign(static_cast<size_t>(config.num_layers), 0);
   if (family.window == WindowRule::kPerLayer) ReadPerLayerWindows(fields, family, config);
   if (family.window == WindowRule::kAllLayers && !fields.IsNull("sliding_window")) {
-    const int64_t window = fields.Int("sliding_window", kPositionsRange, family.default_window);
+    const int64_t window = fields.Int("sliding_window", kWindowRange, family.default_window);
     std::fill(config.window.begin(), config.window.end(), window);
   }
 }
 
-// The scaling's own keys. Defaults, and which keys have none, are those of transformers'
-// modeling_rope_utils.py.
-void ReadRopeScaling(const ConfigFields& rope, const ConfigFields& top, const DecoderConfig& config,
-                     RopeConfig& result) {
-  constexpr NumberRange kFactor = {1e-6, 1e6, true};
-  constexpr NumberRange kFactorOrZero = {0, 1e6, true};
-  if (result.scaling == RopeScaling::kNone) return;
-  if (result.scaling == RopeScaling::kLinear) {
-    result.factor = rope.Number("factor", kFactor, std::nullopt);
-    return;
-  }
-  result.original_max_positions =
-      rope.Int("original_max_position_embeddings", kPositionsRange, config.max_positions);
-  result.original_max_positions =
-      top.Int("original_max_position_embeddings", kPositionsRange, result.original_max_positions);
-  if (result.scaling == RopeScaling::kLlama3) {
-    result.factor = rope.Number("factor", kFactor, std::nullopt);
-    result.low_freq_factor = rope.Number("low_freq_factor", kFactor, std::nullopt);
-    result.high_freq_factor = rope.Number("high_freq_factor", kFactor, std::nullopt);
-    const bool both =
-        rope.Find("low_freq_factor") != nullptr && rope.Find("high_freq_factor") != nullptr;
-    if (both && result.high_freq_factor <= result.low_freq_factor) {
-      rope.Problem(
-          fmt::format("RoPE's 'high_freq_factor' ({}) must be above 'low_freq_factor' ({})",
-                      result.high_freq_factor, result.low_freq_factor));
-    }
-    return;
-  }
-  std::optional<double> implied;
-  if (rope.IsNull("factor")) {
-    implied = static_cast<double>(config.max_positions) /
-              static_cast<double>(result.original_max_positions);
-  }
-  result.factor = rope.Number("factor", kFactor, implied);
-  result.beta_fast = rope.Number("beta_fast", kFactor, 32.0);
-  result.beta_slow = rope.Number("beta_slow", kFactor, 1.0);
-  result.attention_factor = rope.Number("attention_factor", kFactor, 0.0);
-  result.mscale = rope.Number("mscale", kFactorOrZero, 0.0);
-  result.mscale_all_dim = rope.Number("mscale_all_dim", kFactorOrZero, 0.0);
-  result.truncate = rope.Bool("truncate", true);
-}
-
-struct RopeType {
-  std::string_view name;
-  RopeScaling scaling;
-};
-constexpr RopeType kRopeTypes[] = {{"default", RopeScaling::kNone},
-                                   {"linear", RopeScaling::kLinear},
-                                   {"yarn", RopeScaling::kYarn},
-                                   {"llama3", RopeScaling::kLlama3}};
-
-std::string SupportedRopeTypes() {
-  std::string names;
-  for (const RopeType& type : kRopeTypes)
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", type.name);
-  return names;
-}
-
-// Either spelling: `rope_theta` beside `rope_scaling`, or all of it in `rope_parameters`. Where a
-// file has both dictionaries transformers takes `rope_scaling`; a `rope_theta` inside wins over one
-// outside.
-void ReadRope(const ConfigFields& top, DecoderConfig& config, std::vector<std::string>* problems) {
-  std::string_view key = "rope_scaling";
-  if (top.Find(key) == nullptr || top.Find(key)->empty()) key = "rope_parameters";
-  const Json empty = Json::object();
-  const Json* dictionary = top.Find(key);
-  if (dictionary == nullptr) dictionary = &empty;
-  if (!dictionary->is_object()) {
-    top.Problem(fmt::format("{}, but an object is expected", top.Describe(key, *dictionary)));
-    return;
-  }
-  for (const std::string_view layer_type : {"full_attention", "sliding_attention"}) {
-    if (!dictionary->contains(std::string(layer_type))) continue;
-    top.Problem(fmt::format("'{}.{}': a RoPE of its own per kind of layer is not supported", key,
-                            layer_type));
-    return;
-  }
-  const ConfigFields rope(*dictionary, fmt::format("{}.", key), problems);
-  constexpr NumberRange kTheta = {2, 1e15, true};  // yarn divides by its logarithm
-  constexpr NumberRange kShare = {0, 1};
-  config.rope.theta = rope.Number("rope_theta", kTheta, top.Number("rope_theta", kTheta, 10000.0));
-  const double rotated = rope.Number("partial_rotary_factor", kShare,
-                                     top.Number("partial_rotary_factor", kShare, 1.0));
-  if (rotated != 1.0) {
-    top.Problem(fmt::format("'partial_rotary_factor' is {}, but only 1 (whole heads) is supported",
-                            rotated));
-  }
-  const std::string name = rope.String("rope_type", rope.String("type", "default"));
-  const auto* const type = std::find_if(std::begin(kRopeTypes), std::end(kRopeTypes),
-                                        [&](const RopeType& t) { return t.name == name; });
-  if (type == std::end(kRopeTypes)) {
-    top.Problem(fmt::format("the RoPE type '{}' in '{}' is not supported; supported are {}", name,
-                            key, SupportedRopeTypes()));
-    return;
-  }
-  config.rope.scaling = type->scaling;
-  ReadRopeScaling(rope, top, config, config.rope);
-}
-
 void ReadTokens(const ConfigFields& fields, const Family& family, DecoderConfig& config) {
-  const bool has_bos = fields.Find("bos_token_id") != nullptr;
-  if (has_bos) {
-    config.bos_token_id = fields.Int("bos_token_id", kTokenRange, std::nullopt);
-  } else if (!fields.IsNull("bos_token_id")) {
+  const std::vector<int64_t> bos = ReadTokenIds(fields, "bos_token_id");
+  if (!bos.empty()) {
+    config.bos_token_id = bos.front();
+  } else if (fields.Find("bos_token_id") == nullptr && !fields.IsNull("bos_token_id")) {
     config.bos_token_id = family.default_bos_token;
   }
   config.eos_token_ids = ReadTokenIds(fields, "eos_token_id");
@@ -268,11 +171,13 @@ void ReadTokens(const ConfigFields& fields, const Family& family, DecoderConfig&
 }
 
 DType ReadDType(const ConfigFields& fields) {
-  // Without the key transformers computes in the dtype of the tensors; fp32 is what torch makes by
-  // default.
+  // Without the key transformers computes in the dtype of the tensors, as "auto" says too; fp32 is
+  // what torch makes by default.
   const std::string_view key = fields.Find("dtype") != nullptr ? "dtype" : "torch_dtype";
-  std::string name = fields.String(key, TorchName(DType::kF32));
+  std::string name = fields.String(key, "auto");
   if (name.starts_with("torch.")) name = name.substr(6);
+  if (name == "auto" || name == "float") return DType::kF32;
+  if (name == "half") return DType::kF16;
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (name == TorchName(dtype)) return dtype;
   }
@@ -282,7 +187,8 @@ DType ReadDType(const ConfigFields& fields) {
 }
 
 void CheckUnsupported(const ConfigFields& fields, const Family& family) {
-  if (fields.Find("quantization_config") != nullptr) {
+  const Json* const quantization = fields.Find("quantization_config");
+  if (quantization != nullptr && !quantization->empty()) {
     fields.Problem(
         "'quantization_config' is there, but quantized weights are not supported; use the "
         "unquantized model");
@@ -339,7 +245,7 @@ absl::StatusOr<DecoderConfig> ParseDecoderConfig(const Json& json, std::string_v
   FOREBAY_RETURN_IF_ERROR(ReportProblems(problems, source));
   ReadHeads(fields, *family, config);
   ReadWindows(fields, *family, config);
-  if (config.positions == PositionKind::kRope) ReadRope(fields, config, &problems);
+  if (config.positions == PositionKind::kRope) config.rope = ReadRope(fields, config, &problems);
   ReadTokens(fields, *family, config);
   FOREBAY_RETURN_IF_ERROR(ReportProblems(problems, source));
   return config;
@@ -357,6 +263,7 @@ absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directo
   const std::string path = JoinPath(model_directory, "config.json");
   FOREBAY_ASSIGN_OR_RETURN(const bool has_config, ProbePath(path));
   if (!has_config) {
+    FOREBAY_RETURN_IF_ERROR(RefuseAdapter(model_directory));
     return BadInputError(
         fmt::format("'{}' has no config.json. A model is given as the folder that holds its "
                     "config.json and its safetensors files",

@@ -20,7 +20,7 @@ enum class MlpKind : uint8_t {
   kGeluTanh,  // down(gelu_tanh(up(x)))
 };
 enum class PositionKind : uint8_t { kRope, kLearned };
-enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn };
+enum class RopeScaling : uint8_t { kNone, kLinear, kLlama3, kYarn, kLongRope, kProportional };
 
 struct RopeConfig {
   double theta = 10000.0;
@@ -29,13 +29,19 @@ struct RopeConfig {
   // llama3
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
-  // llama3 and yarn
+  // llama3, yarn and longrope
   int64_t original_max_positions = 0;
+  // yarn and longrope
+  double attention_factor =
+      0.0;  // 0: computed from factor (yarn: mscale and mscale_all_dim too) as transformers does
+  // longrope: what divides the frequency of each pair, in a sequence of at most
+  // original_max_positions tokens, and in a longer one. [head_dim / 2]
+  std::vector<double> short_factors, long_factors;
+  // proportional: the first pairs, which turn; others do not
+  double rotated_share = 1.0;
   // yarn
   double beta_fast = 32.0;
   double beta_slow = 1.0;
-  double attention_factor =
-      0.0;  // 0: computed from factor, mscale and mscale_all_dim as transformers does
   double mscale = 0.0;
   double mscale_all_dim = 0.0;
   bool truncate = true;

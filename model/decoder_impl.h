@@ -32,7 +32,7 @@ class ScratchCharge {
 // The tokens of one pass through a block: of a micro-batch, or of a cached sequence.
 struct BlockInput {
   int64_t tokens = 0;
-  std::span<const int32_t> positions;
+  std::span<const int32_t> positions;  // rows of the tables of positions
   cpu::RopeTable rope;
 };
 
@@ -50,6 +50,7 @@ struct Decoder::Impl {
                          int64_t first_elem = 0);
 
   BlockInput InputOf(const MicroBatch& batch) const;
+  cpu::RopeTable RopeTableOfBatches() const;  // for sequences of at most max_tokens
   cpu::AttentionShape AttentionOf(int block, const MicroBatch& batch) const;
   int64_t WindowOf(int block) const;
 

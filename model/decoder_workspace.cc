@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "forebay/base/round_up.h"
+#include "forebay/model/rope.h"
 
 namespace forebay {
 namespace {
@@ -63,8 +64,9 @@ void PlaceAlwaysLive(const DecoderConfig& config, const Widths& w, Arena& arena,
     workspace.key_statistics.inverse = arena.Take(w.tokens * w.kv_heads);
   }
   if (config.positions == PositionKind::kRope) {
-    workspace.rope_cos = arena.Take(w.tokens * w.half_head);
-    workspace.rope_sin = arena.Take(w.tokens * w.half_head);
+    const int64_t rows = NumRopeRows(config.rope, w.tokens);
+    workspace.rope_cos = arena.Take(rows * w.half_head);
+    workspace.rope_sin = arena.Take(rows * w.half_head);
   }
   workspace.positions = arena.Take<int32_t>(w.tokens);
 }

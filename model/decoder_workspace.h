@@ -57,9 +57,9 @@ struct WorkspaceOf {
   Elements* d_raw_query = nullptr;         // query: query's, likewise
   Elements* d_raw_key = nullptr;           // key: key's, likewise
 
-  float* rope_cos = nullptr;  // [max_tokens, head_dim / 2], with RoPE
+  float* rope_cos = nullptr;  // [NumRopeRows, head_dim / 2], with RoPE
   float* rope_sin = nullptr;
-  int32_t* positions = nullptr;  // [max_tokens], for generation
+  int32_t* positions = nullptr;  // [max_tokens], rows of the tables of positions
 };
 
 using DecoderWorkspace = WorkspaceOf<float>;

@@ -31,7 +31,7 @@ absl::StatusOr<KvCache> KvCache::Create(MemoryBudget* budget, const DecoderConfi
   cache.half_head_ = HalfHeadOf(config);
   cache.max_length_ = max_length;
   if (cache.half_head_ > 0) {
-    FillRopeTables(ComputeRopeFrequencies(config.rope, config.head_dim), max_length,
+    FillRopeTables(ComputeRopeFrequencies(config.rope, config.head_dim, max_length), max_length,
                    cache.RopeCos(), cache.RopeSin());
   }
   return cache;

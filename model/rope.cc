@@ -84,10 +84,36 @@ std::vector<float> YarnFrequencies(const RopeConfig& config, int64_t head_dim) {
   return result;
 }
 
+bool IsLong(const RopeConfig& config, int64_t sequence_tokens) {
+  return config.scaling == RopeScaling::kLongRope &&
+         sequence_tokens > config.original_max_positions;
+}
+
+// Ding et al. 2024, arXiv:2402.13753.
+RopeFrequencies LongRope(const RopeConfig& config, int64_t head_dim, int64_t sequence_tokens) {
+  RopeFrequencies result;
+  result.inv_freq = PositionFrequencies(config.theta, head_dim);
+  const std::vector<double>& factors =
+      IsLong(config, sequence_tokens) ? config.long_factors : config.short_factors;
+  for (size_t i = 0; i < result.inv_freq.size(); ++i) {
+    result.inv_freq[i] = 1.0f / (static_cast<float>(factors[i]) * result.inv_freq[i]);
+  }
+  double attention_factor = config.attention_factor;
+  if (attention_factor == 0) {
+    const auto original = static_cast<double>(config.original_max_positions);
+    attention_factor =
+        config.factor <= 1 ? 1.0 : std::sqrt(1 + std::log(config.factor) / std::log(original));
+  }
+  result.attention_factor = static_cast<float>(attention_factor);
+  return result;
+}
+
 }  // namespace
 
-RopeFrequencies ComputeRopeFrequencies(const RopeConfig& config, int64_t head_dim) {
+RopeFrequencies ComputeRopeFrequencies(const RopeConfig& config, int64_t head_dim,
+                                       int64_t sequence_tokens) {
   FOREBAY_CHECK(head_dim > 0 && head_dim % 2 == 0);
+  if (config.scaling == RopeScaling::kLongRope) return LongRope(config, head_dim, sequence_tokens);
   RopeFrequencies result;
   if (config.scaling == RopeScaling::kYarn) {
     result.inv_freq = YarnFrequencies(config, head_dim);
@@ -96,7 +122,12 @@ RopeFrequencies ComputeRopeFrequencies(const RopeConfig& config, int64_t head_di
   }
   result.inv_freq = PositionFrequencies(config.theta, head_dim);
   for (float& frequency : result.inv_freq) frequency = 1.0f / frequency;
-  if (config.scaling == RopeScaling::kLinear) {
+  if (config.scaling == RopeScaling::kProportional) {
+    const double rotated = std::floor(config.rotated_share * static_cast<double>(head_dim) / 2);
+    const auto first_still = result.inv_freq.begin() + static_cast<std::ptrdiff_t>(rotated);
+    std::fill(first_still, result.inv_freq.end(), 0.0f);
+  }
+  if (config.scaling == RopeScaling::kLinear || config.scaling == RopeScaling::kProportional) {
     for (float& frequency : result.inv_freq) frequency /= static_cast<float>(config.factor);
   }
   if (config.scaling == RopeScaling::kLlama3) ScaleLlama3(config, result.inv_freq);
@@ -120,6 +151,24 @@ void FillRopeTables(const RopeFrequencies& frequencies, int64_t length, std::spa
   }
 }
 
+int64_t NumRopeRows(const RopeConfig& config, int64_t max_tokens) {
+  return FirstRopeRow(config, max_tokens) + max_tokens;
+}
+
+int64_t FirstRopeRow(const RopeConfig& config, int64_t sequence_tokens) {
+  return IsLong(config, sequence_tokens) ? config.original_max_positions : 0;
+}
+
+void FillRopeRows(const RopeConfig& config, int64_t head_dim, int64_t max_tokens,
+                  std::span<float> cos, std::span<float> sin) {
+  const int64_t num_short = FirstRopeRow(config, max_tokens);
+  const auto short_elems = static_cast<size_t>(num_short * (head_dim / 2));
+  FillRopeTables(ComputeRopeFrequencies(config, head_dim, num_short), num_short,
+                 cos.first(short_elems), sin.first(short_elems));
+  FillRopeTables(ComputeRopeFrequencies(config, head_dim, max_tokens), max_tokens,
+                 cos.subspan(short_elems), sin.subspan(short_elems));
+}
+
 RopeTables BuildRopeTables(const RopeConfig& config, int64_t head_dim, int64_t max_positions,
                            int64_t length) {
   FOREBAY_CHECK(length <= max_positions);
@@ -129,7 +178,7 @@ RopeTables BuildRopeTables(const RopeConfig& config, int64_t head_dim, int64_t m
   const auto num_elems = static_cast<size_t>(length * (head_dim / 2));
   tables.cos.resize(num_elems);
   tables.sin.resize(num_elems);
-  FillRopeTables(ComputeRopeFrequencies(config, head_dim), length, tables.cos, tables.sin);
+  FillRopeTables(ComputeRopeFrequencies(config, head_dim, length), length, tables.cos, tables.sin);
   return tables;
 }
 

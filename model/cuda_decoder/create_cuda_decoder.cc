@@ -16,11 +16,10 @@ absl::Status CudaLayerCompute::UploadRope(MemoryBudget* host_budget) {
   FOREBAY_ASSIGN_OR_RETURN(
       const HostBuffer tables,
       HostBuffer::Create(host_budget, "tables of positions for the GPU", layout_.rope));
-  const auto elems = static_cast<size_t>(options_.max_tokens * (config_.head_dim / 2));
+  const auto elems = static_cast<size_t>(layout_.rope) / sizeof(float) / 2;
   const std::span<float> cos = tables.As<float>().first(elems);
   const std::span<float> sin = tables.As<float>().subspan(elems, elems);
-  FillRopeTables(ComputeRopeFrequencies(config_.rope, config_.head_dim), options_.max_tokens, cos,
-                 sin);
+  FillRopeRows(config_.rope, config_.head_dim, options_.max_tokens, cos, sin);
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(workspace_.rope_cos, std::as_bytes(cos)));
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(workspace_.rope_sin, std::as_bytes(sin)));
   return stream_->Await();

@@ -70,7 +70,7 @@ absl::Status CudaLayerCompute::BeginPass(std::span<const MicroBatch> batches,
   num_kept_ = 0;
   std::ranges::fill(kept_in_slot_, -1);
   const StreamScope scope(*stream_, "tokens");
-  return batches_->Upload(batches, *stream_);
+  return batches_->Upload(batches, config_.rope, *stream_);
 }
 
 absl::Status CudaLayerCompute::Embed(const LayerWeights& weights, size_t batch) {

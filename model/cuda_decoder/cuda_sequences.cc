@@ -70,7 +70,7 @@ class CudaSequences final : public Sequences, private ForwardCompute {
     return reinterpret_cast<const int32_t*>(tokens_.address() + which * layout_.numbers);
   }
   cuda::CachedTokens NewTokens() const {
-    return {batch_.tokens, batch_.position, DeviceNumbers(2)};
+    return {batch_.tokens, DeviceNumbers(5), DeviceNumbers(2)};
   }
 
   // The layer's weights, which the stream waits for.
@@ -112,10 +112,10 @@ absl::Status CudaSequences::UploadRope(MemoryBudget* host_budget) {
   FOREBAY_ASSIGN_OR_RETURN(
       const HostBuffer tables,
       HostBuffer::Create(host_budget, "tables of positions for the GPU", layout_.rope));
-  const auto elems = static_cast<size_t>(layout_.max_length * (config_.head_dim / 2));
+  const auto elems = static_cast<size_t>(layout_.rope) / sizeof(float) / 2;
   const std::span<float> both = tables.As<float>().first(2 * elems);
-  FillRopeTables(ComputeRopeFrequencies(config_.rope, config_.head_dim), layout_.max_length,
-                 both.first(elems), both.last(elems));
+  FillRopeRows(config_.rope, config_.head_dim, layout_.max_length, both.first(elems),
+               both.last(elems));
   FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(rope_.address(), std::as_bytes(both)));
   // A sequence may be longer than a pass.
   workspace_.rope_cos = reinterpret_cast<float*>(rope_.address());
@@ -179,15 +179,17 @@ absl::Status CudaSequences::Begin() {
     const int64_t before = lengths_[part.sequence];
     cached.push_back({first_row_[part.sequence], before});
     added.push_back({first_row_[part.sequence] + before, std::ssize(part.tokens)});
+    const int64_t first_rope_row = FirstRopeRow(config_.rope, longest_[part.sequence]);
     const int64_t first = batch_.tokens;
     const int64_t end = first + std::ssize(part.tokens);
     for (int64_t i = first; i < end; ++i) {
       const int64_t position = before + i - first;
       Numbers(0)[i] = part.tokens[i - first];
-      Numbers(1)[i] = static_cast<int32_t>(position);
+      Numbers(1)[i] = static_cast<int32_t>(first_rope_row + position);
       Numbers(2)[i] = static_cast<int32_t>(first_row_[part.sequence] + position);
       Numbers(3)[i] = static_cast<int32_t>(first);
       Numbers(4)[i] = static_cast<int32_t>(end);
+      Numbers(5)[i] = static_cast<int32_t>(position);
     }
     is_fresh_ = is_fresh_ && before == 0;
     batch_.tokens = end;

@@ -6,6 +6,7 @@
 #include "forebay/model/cuda/scratch.h"
 #include "forebay/model/cuda_decoder/device_batches.h"
 #include "forebay/model/decoder_compute.h"
+#include "forebay/model/rope.h"
 #include "forebay/step/step_schedule.h"
 
 namespace forebay {
@@ -30,7 +31,8 @@ CudaDecoderLayout::CudaDecoderLayout(const DecoderConfig& config, const CudaDeco
   losses = options.num_batches * static_cast<int64_t>(sizeof(double));
   micro_batches = DeviceBatches::BytesFor(options.step_tokens, options.num_batches);
   if (config.positions == PositionKind::kRope) {
-    rope = options.max_tokens * config.head_dim * static_cast<int64_t>(sizeof(float));
+    rope = NumRopeRows(config.rope, options.max_tokens) * config.head_dim *
+           static_cast<int64_t>(sizeof(float));
   }
   if (!options.training) return;
   const Inventory inventory = BuildInventory(config);

@@ -5,6 +5,7 @@
 
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
+#include "forebay/model/rope.h"
 
 namespace forebay {
 namespace {
@@ -77,7 +78,8 @@ cuda::TokenRuns DeviceBatches::AddRuns(std::span<const int32_t> values) {
   return {device + order_offset, device + begin_offset, num_runs};
 }
 
-absl::Status DeviceBatches::Upload(std::span<const MicroBatch> batches, Stream& stream) {
+absl::Status DeviceBatches::Upload(std::span<const MicroBatch> batches, const RopeConfig& rope,
+                                   Stream& stream) {
   FOREBAY_CHECK(batches.size() <= batches_.capacity());
   FOREBAY_RETURN_IF_ERROR(uploaded_->Await());
   used_ = 0;
@@ -88,8 +90,10 @@ absl::Status DeviceBatches::Upload(std::span<const MicroBatch> batches, Stream& 
     added.tokens = tokens;
     added.token = Add(batch.tokens);
     added.target = Add(batch.targets);
-    added.position = Add(batch.positions);
     const auto* const device = reinterpret_cast<const int32_t*>(memory_.address());
+    added.position = device + used_;
+    const std::span<int32_t> position(Place(tokens), batch.tokens.size());
+    std::ranges::copy(batch.positions, position.begin());
     added.segment_begin = device + used_;
     const std::span<int32_t> begin(Place(tokens), batch.tokens.size());
     added.segment_end = device + used_;
@@ -97,6 +101,8 @@ absl::Status DeviceBatches::Upload(std::span<const MicroBatch> batches, Stream& 
     std::ranges::fill(begin, 0);
     std::ranges::fill(end, 0);
     for (const Segment& segment : batch.segments) {
+      const auto first_row = static_cast<int32_t>(FirstRopeRow(rope, segment.length));
+      for (int32_t& row : position.subspan(segment.begin, segment.length)) row += first_row;
       std::ranges::fill(begin.subspan(segment.begin, segment.length),
                         static_cast<int32_t>(segment.begin));
       std::ranges::fill(end.subspan(segment.begin, segment.length),

@@ -12,6 +12,7 @@
 #include "forebay/memory/device_allocation.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/cuda/ops.h"
+#include "forebay/model/decoder_config.h"
 
 namespace forebay {
 
@@ -20,7 +21,7 @@ struct DeviceBatch {
   int64_t tokens = 0;
   const int32_t* token = nullptr;
   const int32_t* target = nullptr;
-  const int32_t* position = nullptr;
+  const int32_t* position = nullptr;  // its row in the tables of positions (rope.h)
   const int32_t* segment_begin = nullptr;
   const int32_t* segment_end = nullptr;
   cuda::TokenRuns token_runs;
@@ -41,7 +42,7 @@ class DeviceBatches {
 
   // Copies the micro-batches on `stream`, after the copies of the pass before. Requires: no more of
   // them than at creation.
-  absl::Status Upload(std::span<const MicroBatch> batches, Stream& stream);
+  absl::Status Upload(std::span<const MicroBatch> batches, const RopeConfig& rope, Stream& stream);
   const DeviceBatch& operator[](size_t batch) const { return batches_[batch]; }
 
  private:

@@ -5,6 +5,7 @@
 
 #include "forebay/memory/host_buffer.h"
 #include "forebay/model/cuda/scratch.h"
+#include "forebay/model/rope.h"
 
 namespace forebay {
 namespace {
@@ -31,7 +32,9 @@ CudaSequencesLayout::CudaSequencesLayout(const DecoderConfig& config,
            .num_in_ram = options.num_cached_in_ram,
            .row_bytes = row_bytes,
            .block_bytes = AlignedBytes(num_rows * row_bytes)};
-  if (config.positions == PositionKind::kRope) rope = max_length * config.head_dim * kFloatBytes;
+  if (config.positions == PositionKind::kRope) {
+    rope = NumRopeRows(config.rope, max_length) * config.head_dim * kFloatBytes;
+  }
   numbers = AlignedBytes(options.max_tokens * static_cast<int64_t>(sizeof(int32_t)));
   tokens = kNumbersOfToken * numbers;
   logits = std::ssize(options.max_lengths) * config.vocab_size * kFloatBytes;

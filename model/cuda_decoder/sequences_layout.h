@@ -10,9 +10,9 @@
 
 namespace forebay {
 
-// Numbers of a token that are copied to the GPU: id, position, row in the cache, and the two ends
-// of its segment.
-inline constexpr int64_t kNumbersOfToken = 5;
+// Numbers of a token that are copied to the GPU: id, row in the tables of positions, row in the
+// cache, the two ends of its segment, and position.
+inline constexpr int64_t kNumbersOfToken = 6;
 
 // All in bytes, but for what is said.
 struct CudaSequencesLayout {

@@ -26,9 +26,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Require(inventory.num_layers() == config->num_layers + 2);
   Require(inventory.num_params() >= config->vocab_size * config->hidden_size);
   Require(inventory.num_padded_elems() >= inventory.num_params());
-  if (config->positions == forebay::PositionKind::kRope) {
+  for (const int64_t sequence_tokens : {int64_t{1}, config->max_positions}) {
+    if (config->positions != forebay::PositionKind::kRope) break;
     for (const float frequency :
-         forebay::ComputeRopeFrequencies(config->rope, config->head_dim).inv_freq) {
+         forebay::ComputeRopeFrequencies(config->rope, config->head_dim, sequence_tokens)
+             .inv_freq) {
       Require(std::isfinite(frequency));
     }
   }

@@ -57,6 +57,25 @@ _MORE = {
             "original_max_position_embeddings": 32,
         },
     ),
+    # One sample is longer than the original positions, two are not.
+    "llama_longrope": lambda: LlamaConfig(
+        **_SMALL,
+        rope_theta=1000.0,
+        rope_scaling={
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.5],
+            "long_factor": [1.0, 2.0, 5.0, 9.0],
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "llama_dynamic": lambda: LlamaConfig(
+        **_SMALL, rope_theta=1000.0, rope_scaling={"rope_type": "dynamic", "factor": 4.0}
+    ),
+    "llama_proportional": lambda: LlamaConfig(
+        **_SMALL,
+        rope_theta=1000.0,
+        rope_scaling={"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+    ),
 }
 
 _CONFIGS = {**tiny_models.FAMILIES, **_MORE}

@@ -44,18 +44,29 @@ double Yarn(const RopeConfig& rope, int64_t head_dim, int64_t pair, double frequ
   return frequency / rope.factor * ramp + frequency * (1 - ramp);
 }
 
-Rotation MakeRotation(const RopeConfig& rope, int64_t head_dim) {
+Rotation MakeRotation(const RopeConfig& rope, int64_t head_dim, int64_t sequence_tokens) {
   Rotation rotation;
   for (int64_t i = 0; i < head_dim / 2; ++i) {
     double frequency = std::pow(rope.theta, -2.0 * i / head_dim);
     if (rope.scaling == RopeScaling::kLinear) frequency /= rope.factor;
     if (rope.scaling == RopeScaling::kLlama3) frequency = Llama3(rope, frequency);
     if (rope.scaling == RopeScaling::kYarn) frequency = Yarn(rope, head_dim, i, frequency);
+    if (rope.scaling == RopeScaling::kLongRope) {
+      const bool is_long = sequence_tokens > rope.original_max_positions;
+      frequency /= (is_long ? rope.long_factors : rope.short_factors)[i];
+    }
+    if (rope.scaling == RopeScaling::kProportional) {
+      frequency = 2 * (i + 1) <= rope.rotated_share * head_dim ? frequency / rope.factor : 0;
+    }
     rotation.inverse_frequencies.push_back(frequency);
   }
   if (rope.scaling == RopeScaling::kYarn) {
     rotation.magnitude =
         rope.attention_factor > 0 ? rope.attention_factor : 0.1 * std::log(rope.factor) + 1;
+  }
+  if (rope.scaling == RopeScaling::kLongRope) {
+    rotation.magnitude =
+        std::sqrt(1 + std::log(rope.factor) / std::log(rope.original_max_positions));
   }
   return rotation;
 }
@@ -99,11 +110,15 @@ class Model {
 
  private:
   void PrepareAngles() {
-    const Rotation rotation = MakeRotation(config_.rope, config_.head_dim);
-    magnitude_ = rotation.magnitude;
-    for (const int32_t position : batch_.positions) {
-      angles_.emplace_back();
-      for (const double f : rotation.inverse_frequencies) angles_.back().push_back(position * f);
+    angles_.resize(batch_.positions.size(), std::vector<double>(config_.head_dim / 2));
+    for (const Segment& segment : batch_.segments) {
+      const Rotation rotation = MakeRotation(config_.rope, config_.head_dim, segment.length);
+      magnitude_ = rotation.magnitude;
+      for (int64_t i = segment.begin; i < segment.begin + segment.length; ++i) {
+        for (int64_t pair = 0; pair < config_.head_dim / 2; ++pair) {
+          angles_[i][pair] = batch_.positions[i] * rotation.inverse_frequencies[pair];
+        }
+      }
     }
   }
 

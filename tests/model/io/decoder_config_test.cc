@@ -37,15 +37,6 @@ std::string ConfigErrorOf(const Json& json) {
   return message;
 }
 
-Json With(Json json, const std::string& key, Json value) {
-  json[key] = std::move(value);
-  return json;
-}
-Json Without(Json json, const std::string& key) {
-  json.erase(key);
-  return json;
-}
-
 TEST(DecoderConfig, ReadsTheSizesOfALlama) {
   const DecoderConfig config = Parse(LlamaSample());
   EXPECT_EQ(config.architecture, "LlamaForCausalLM");
@@ -250,10 +241,95 @@ TEST(DecoderConfig, UnsupportedArchitecturesNameTheSupportedOnes) {
 }
 
 TEST(DecoderConfig, UnsupportedRopeTypesNameTheSupportedOnes) {
-  for (const char* type : {"dynamic", "longrope", "su", "mrope"}) {
+  for (const char* type : {"axial", "ntk"}) {
     EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "rope_scaling", {{"type", type}, {"factor", 2}})),
-                AllOf(HasSubstr(type), HasSubstr("default, linear, yarn, llama3")));
+                AllOf(HasSubstr(type), HasSubstr("default, linear, dynamic, yarn, longrope")));
   }
+}
+
+TEST(DecoderConfig, RopeTypesThatChangeNothingForTextAreTheDefaultOne) {
+  for (const char* type : {"dynamic", "mrope"}) {
+    const Json scaling = {{"type", type}, {"factor", 2.0}, {"mrope_section", {2, 1, 1}}};
+    EXPECT_EQ(Parse(With(LlamaSample(), "rope_scaling", scaling)).rope.scaling, RopeScaling::kNone);
+  }
+}
+
+TEST(DecoderConfig, LongRopeIsReadWithItsDefaults) {
+  Json scaling = {
+      {"rope_type", "longrope"}, {"short_factor", {1, 1, 1, 1.5}}, {"long_factor", {1, 2, 3, 4}}};
+  Json json = With(LlamaSample(), "rope_scaling", scaling);
+  json["original_max_position_embeddings"] = 16;
+  const DecoderConfig config = Parse(json);
+  EXPECT_EQ(config.rope.scaling, RopeScaling::kLongRope);
+  EXPECT_EQ(config.rope.original_max_positions, 16);
+  EXPECT_EQ(config.rope.factor, static_cast<double>(config.max_positions) / 16);
+  EXPECT_THAT(config.rope.short_factors, ElementsAre(1, 1, 1, 1.5));
+  EXPECT_THAT(config.rope.long_factors, ElementsAre(1, 2, 3, 4));
+  json["rope_scaling"]["type"] = "su";
+  json["rope_scaling"].erase("rope_type");
+  EXPECT_EQ(Parse(json).rope.scaling, RopeScaling::kLongRope);
+  json["rope_scaling"]["short_factor"] = {1, 1};
+  json["rope_scaling"]["long_factor"] = {1, 2, 0, 4};
+  EXPECT_THAT(ConfigErrorOf(json),
+              AllOf(HasSubstr("'rope_scaling.short_factor' has 2, but a list of 4 numbers"),
+                    HasSubstr("'rope_scaling.long_factor[2]' is 0")));
+}
+
+TEST(DecoderConfig, ProportionalRopeTurnsAShareOfEachHead) {
+  const Json scaling = {{"rope_type", "proportional"}, {"partial_rotary_factor", 0.5}};
+  const DecoderConfig config = Parse(With(LlamaSample(), "rope_scaling", scaling));
+  EXPECT_EQ(config.rope.scaling, RopeScaling::kProportional);
+  EXPECT_EQ(config.rope.rotated_share, 0.5);
+  EXPECT_EQ(config.rope.factor, 1.0);
+}
+
+TEST(DecoderConfig, WholeNumbersMayBeWrittenAsFloats) {
+  Json json = With(LlamaSample(), "max_position_embeddings", 32768.0);
+  json["num_hidden_layers"] = 3.0;
+  json["eos_token_id"] = {2.0, 7};
+  const DecoderConfig config = Parse(json);
+  EXPECT_EQ(config.max_positions, 32768);
+  EXPECT_EQ(config.num_layers, 3);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2, 7));
+  for (const double number : {64.5, 1e300}) {
+    EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "max_position_embeddings", number)),
+                AllOf(HasSubstr("'max_position_embeddings' is "), HasSubstr("whole number")));
+  }
+}
+
+TEST(DecoderConfig, ADtypeMayHaveAnyNameThatTorchHas) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const Json json = Without(Without(LlamaSample(), "dtype"), "torch_dtype");
+    EXPECT_EQ(Parse(With(json, key, "auto")).dtype, DType::kF32);
+    EXPECT_EQ(Parse(With(json, key, "float")).dtype, DType::kF32);
+    EXPECT_EQ(Parse(With(json, key, "half")).dtype, DType::kF16);
+    EXPECT_EQ(Parse(With(json, key, "torch.bfloat16")).dtype, DType::kBF16);
+  }
+}
+
+TEST(DecoderConfig, MinusOneIsNoToken) {
+  EXPECT_THAT(Parse(With(LlamaSample(), "eos_token_id", -1)).eos_token_ids, IsEmpty());
+  EXPECT_THAT(Parse(With(LlamaSample(), "eos_token_id", {7, -1})).eos_token_ids, ElementsAre(7));
+  EXPECT_EQ(Parse(With(LlamaSample(), "bos_token_id", -1)).bos_token_id, -1);
+}
+
+TEST(DecoderConfig, ABosMayBeAList) {
+  EXPECT_EQ(Parse(With(LlamaSample(), "bos_token_id", Json::array({5}))).bos_token_id, 5);
+  EXPECT_EQ(Parse(With(LlamaSample(), "bos_token_id", Json::array())).bos_token_id, -1);
+}
+
+TEST(DecoderConfig, AWindowOfZeroIsNone) {
+  EXPECT_THAT(Parse(With(SampleOf("MistralForCausalLM"), "sliding_window", 0)).window, Each(0));
+  Json json = With(SampleOf("Qwen2ForCausalLM"), "sliding_window", 0);
+  json["use_sliding_window"] = true;
+  json["max_window_layers"] = 1;
+  EXPECT_THAT(Parse(json).window, Each(0));
+}
+
+TEST(DecoderConfig, AnArchitectureMayBeATextAlone) {
+  const Json json = Without(LlamaSample(), "model_type");
+  EXPECT_EQ(Parse(With(json, "architectures", "LlamaForCausalLM")).architecture,
+            "LlamaForCausalLM");
 }
 
 TEST(DecoderConfig, RopePerLayerKindIsUnsupported) {
@@ -320,6 +396,8 @@ TEST(DecoderConfig, TooManyAttentionColumnsAreRefused) {
 TEST(DecoderConfig, QuantizedModelsAreUnsupported) {
   EXPECT_THAT(ConfigErrorOf(With(LlamaSample(), "quantization_config", {{"quant_method", "gptq"}})),
               HasSubstr("quantization_config"));
+  EXPECT_TRUE(
+      ParseDecoderConfig(With(LlamaSample(), "quantization_config", Json::object()), "c").ok());
 }
 
 TEST(DecoderConfig, VariantsThatComputeSomethingElseAreUnsupported) {
@@ -362,6 +440,15 @@ TEST_F(ModelFolder, SaysWhatAFolderWithoutConfigLacks) {
   const absl::Status status = ReadDecoderConfig(directory_).status();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
   EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(directory_), HasSubstr("has no config.json")));
+}
+
+TEST_F(ModelFolder, SaysThatAFolderHasAnAdapterAlone) {
+  const std::string path = JoinPath(directory_, "adapter_config.json");
+  ASSERT_TRUE(WriteFileAtomically(path, R"({"base_model_name_or_path": "ours/base"})").ok());
+  const absl::Status status = ReadDecoderConfig(directory_).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
+  EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(directory_ + "' has an adapter"),
+                                       HasSubstr("'ours/base'"), HasSubstr("merge_and_unload")));
 }
 
 TEST_F(ModelFolder, SaysThatAFolderIsForbidden) {

@@ -7,6 +7,8 @@ import transformers
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1 + i / 16 for i in range(16)],
+            "long_factor": [1 + i / 2 for i in range(16)]}
 CASES = {
     "Default": dict(rope_theta=100000.0),
     "Linear": dict(rope_theta=10000.0, rope_scaling={"type": "linear", "factor": 4.0}),
@@ -18,6 +20,11 @@ CASES = {
     "YarnWithMscale": dict(rope_theta=10000.0, rope_scaling={
         "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "beta_fast": 16.0,
         "beta_slow": 2.0, "mscale": 0.707, "mscale_all_dim": 1.2, "truncate": False}),
+    "Dynamic": dict(rope_theta=10000.0, rope_scaling={"type": "dynamic", "factor": 4.0}),
+    "ShortLongRope": dict(rope_theta=10000.0, rope_scaling=LONGROPE | {"original_max_position_embeddings": 4096}),
+    "LongLongRope": dict(rope_theta=10000.0, rope_scaling=LONGROPE | {"original_max_position_embeddings": 1000}),
+    "Proportional": dict(rope_theta=10000.0, rope_scaling={
+        "rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.3}),
 }
 
 

@@ -1,5 +1,8 @@
 #include "forebay/model/rope.h"
 
+#include <algorithm>
+#include <span>
+
 #include "gmock/gmock.h"
 #include "rope_reference.h"
 
@@ -11,7 +14,7 @@ constexpr int64_t kHeadDim = 32;
 // One unit in the last place of an angle is up to 6e-5 at position 1000, and that is what a cosine
 // may differ by.
 void ExpectAsTransformers(const RopeConfig& config, const RopeReference& reference) {
-  const RopeFrequencies frequencies = ComputeRopeFrequencies(config, kHeadDim);
+  const RopeFrequencies frequencies = ComputeRopeFrequencies(config, kHeadDim, 1001);
   EXPECT_FLOAT_EQ(frequencies.attention_factor, reference.attention_factor);
   const RopeTables tables = BuildRopeTables(config, kHeadDim, 131072, 1001);
   ASSERT_EQ(frequencies.inv_freq.size(), 16u);
@@ -75,7 +78,55 @@ TEST(Rope, AnExplicitAttentionFactorReplacesTheComputedOne) {
   config.factor = 4;
   config.original_max_positions = 4096;
   config.attention_factor = 1.5;
-  EXPECT_FLOAT_EQ(ComputeRopeFrequencies(config, kHeadDim).attention_factor, 1.5f);
+  EXPECT_FLOAT_EQ(ComputeRopeFrequencies(config, kHeadDim, 1).attention_factor, 1.5f);
+  config.scaling = RopeScaling::kLongRope;
+  config.short_factors = config.long_factors = std::vector<double>(kHeadDim / 2, 1.0);
+  EXPECT_FLOAT_EQ(ComputeRopeFrequencies(config, kHeadDim, 1).attention_factor, 1.5f);
+}
+
+RopeConfig LongRope(int64_t original_max_positions) {
+  RopeConfig config;
+  config.scaling = RopeScaling::kLongRope;
+  config.original_max_positions = original_max_positions;
+  config.factor = 131072.0 / static_cast<double>(original_max_positions);
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    config.short_factors.push_back(1 + i / 16.0);
+    config.long_factors.push_back(1 + i / 2.0);
+  }
+  return config;
+}
+
+TEST(Rope, LongRopeHasOtherFrequenciesForLongSequencesAsInTransformers) {
+  ExpectAsTransformers(LongRope(4096), kShortLongRopeRope);
+  ExpectAsTransformers(LongRope(1000), kLongLongRopeRope);
+}
+
+TEST(Rope, DynamicScalingChangesNothingUpToTheModelsPositionsAsInTransformers) {
+  ExpectAsTransformers(RopeConfig{}, kDynamicRope);
+}
+
+TEST(Rope, ProportionalScalingTurnsTheFirstPairsAloneAsInTransformers) {
+  RopeConfig config;
+  config.scaling = RopeScaling::kProportional;
+  config.factor = 2;
+  config.rotated_share = 0.3;
+  ExpectAsTransformers(config, kProportionalRope);
+}
+
+TEST(Rope, SequencesOfEveryLengthFindTheirRowInOneTable) {
+  constexpr int64_t kMost = 9;
+  for (const RopeConfig& config : {RopeConfig{}, LongRope(4), LongRope(9)}) {
+    const auto num_elems = static_cast<size_t>(NumRopeRows(config, kMost) * kHeadDim / 2);
+    std::vector<float> cos(num_elems), sin(num_elems);
+    FillRopeRows(config, kHeadDim, kMost, cos, sin);
+    for (int64_t length = 1; length <= kMost; ++length) {
+      const RopeTables own = BuildRopeTables(config, kHeadDim, kMost, length);
+      const auto first = static_cast<size_t>(FirstRopeRow(config, length) * kHeadDim / 2);
+      ASSERT_LE(first + own.cos.size(), num_elems);
+      EXPECT_TRUE(std::ranges::equal(own.cos, std::span(cos).subspan(first, own.cos.size())));
+      EXPECT_TRUE(std::ranges::equal(own.sin, std::span(sin).subspan(first, own.sin.size())));
+    }
+  }
 }
 
 TEST(Rope, TheFirstPositionIsNotTurned) {

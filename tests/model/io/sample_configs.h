@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "forebay/base/check.h"
 #include "forebay/base/json.h"
@@ -39,6 +40,15 @@ inline Json Gpt2Sample() {
     "embd_pdrop": 0.1, "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "initializer_range": 0.02,
     "scale_attn_weights": true, "bos_token_id": 95, "eos_token_id": 95,
     "scale_attn_by_inverse_layer_idx": false, "reorder_and_upcast_attn": false, "add_cross_attention": false})");
+}
+
+inline Json With(Json json, const std::string& key, Json value) {
+  json[key] = std::move(value);
+  return json;
+}
+inline Json Without(Json json, const std::string& key) {
+  json.erase(key);
+  return json;
 }
 
 }  // namespace forebay
