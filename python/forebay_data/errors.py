@@ -37,6 +37,10 @@ def shortened(message):
     return message if len(message) <= most else f"{message[:most - tail]} [...] {message[-tail:]}"
 
 
+def warn(message):
+    print(f"forebay-data: {shortened(message)}", file=sys.stderr, flush=True)
+
+
 def report_error(arguments, message, exit_code):
     """To standard error and, with --format=json, as a document to standard output. Returns `exit_code`.
 

@@ -12,6 +12,12 @@ from .errors import BadInputError, StorageError
 # As base/json.h has both.
 MAX_CONFIG_BYTES = 16 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
+# Of files: a model is for whoever the umask lets read it, tokens of somebody's data are not.
+FOR_OTHERS, PRIVATE = 0o666, 0o600
+FOLDER_FOR_OTHERS, PRIVATE_FOLDER = 0o777, 0o700
+
+# What stands in a checkout in place of a file that Git LFS has not fetched.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_bytes(path, what, most_bytes=MAX_CONFIG_BYTES):
@@ -23,9 +29,16 @@ def read_bytes(path, what, most_bytes=MAX_CONFIG_BYTES):
         raise BadInputError(f"'{path}' does not exist: {what}") from None
     except IsADirectoryError:
         raise BadInputError(f"'{path}' is a folder, not a file: {what}") from None
+    refuse_lfs_pointer(path, contents)
     if len(contents) > most_bytes:
         raise BadInputError(f"'{path}' has more than {most_bytes:,} bytes, the most that is read of it: {what}")
     return contents
+
+
+def refuse_lfs_pointer(path, beginning):
+    """`beginning`: of the contents, more than a line of them."""
+    if beginning.startswith(_LFS_POINTER):
+        raise BadInputError(f"'{path}': this is a Git LFS pointer, not the file itself; run git lfs pull")
 
 
 def parse_json(text, where, **options):
@@ -65,17 +78,17 @@ def read_json_if_present(path, what):
 
 
 @contextlib.contextmanager
-def atomic_writer(path):
+def atomic_writer(path, mode=FOR_OTHERS):
     """Opens a binary file that replaces `path` when the block succeeds, and leaves nothing behind when it does not.
 
-    Created 0600, never through a symbolic link, flushed to the device before it gets its name.
+    Never through a symbolic link, flushed to the device before it gets its name.
     """
     folder = os.path.dirname(os.path.abspath(path))
     temporary = f"{path}.tmp{os.getpid()}"
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb", buffering=1 << 20) as file:
             yield file
             file.flush()
@@ -99,23 +112,23 @@ def write_text(path, text):
         file.write(text.encode("utf-8"))
 
 
-def make_folder(path, what="the folder", fix="check the path and its permissions"):
-    """mkdir -p, 0700 for every folder that it makes. `what` and `fix` are for the error."""
+def make_folder(path, mode, what="the folder", fix="check the path and its permissions"):
+    """mkdir -p, with `mode` for every folder that it makes. `what` and `fix` are for the error."""
     try:
-        _make_folders(path)
+        _make_folders(path, mode)
     except OSError as error:
         raise StorageError(f"creating {what} '{path}' failed: {error.strerror}; {fix}") from error
 
 
-def _make_folders(path):
+def _make_folders(path, mode):
     # os.makedirs gives its mode to the last folder alone.
     if os.path.isdir(path):
         return
     above = os.path.dirname(path.rstrip("/"))
     if above:
-        _make_folders(above)
+        _make_folders(above, mode)
     try:
-        os.mkdir(path, 0o700)
+        os.mkdir(path, mode)
     except FileExistsError:
         if not os.path.isdir(path):  # it is when another process made it meanwhile
             raise

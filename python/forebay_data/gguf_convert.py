@@ -10,7 +10,7 @@ import os
 import numpy as np
 
 from .errors import BadInputError, UsageError
-from .files import Progress, make_folder, write_text
+from .files import FOLDER_FOR_OTHERS, Progress, make_folder, write_text
 from .gguf_file import GgufFile
 from .gguf_tokenizer import convert_tokenizer, encode_tokenizer, special_token_ids
 from .safetensors_writer import write_safetensors
@@ -54,7 +54,7 @@ def convert(options):
     if len(tokenizer["model"]["vocab"]) > config["vocab_size"]:
         raise BadInputError(f"'{options.gguf}' has {len(tokenizer['model']['vocab'])} tokens but an embedding of "
                             f"{config['vocab_size']} rows: it is damaged")
-    make_folder(options.out)
+    make_folder(options.out, FOLDER_FOR_OTHERS)
     write_text(os.path.join(options.out, "config.json"), _encode(config))
     write_text(os.path.join(options.out, "tokenizer.json"), encode_tokenizer(tokenizer))
     write_text(os.path.join(options.out, "tokenizer_config.json"), _encode(tokenizer_config))

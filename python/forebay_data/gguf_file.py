@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import BadInputError, EnvironmentProblem
+from .files import refuse_lfs_pointer
 
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
@@ -93,6 +94,7 @@ class GgufFile:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        refuse_lfs_pointer(path, self._data[:64])
         header = _Header(path, self._data)
         num_tensors, num_values = self._read_counts(header)
         self._values = {}

@@ -8,7 +8,7 @@ import xxhash
 
 from . import DEFAULT_SEQ, PACKER_VERSION, cache, packed_file
 from .errors import BadInputError, UsageError, count_of
-from .files import MAX_TOKENIZER_BYTES, make_folder, read_bytes
+from .files import MAX_TOKENIZER_BYTES, PRIVATE_FOLDER, make_folder, read_bytes
 from .packed_file import PackedInfo
 from .samples import SampleOptions, SampleReader, require_data
 from .template import load_chat_template
@@ -136,7 +136,7 @@ def pack(options):
     if options.cache is None:
         check_output(options.out, options.data)
         return {**_pack_to(options.out, options, config, tokenizer), "cached": False}
-    make_folder(options.cache, "the cache of packed text",
+    make_folder(options.cache, PRIVATE_FOLDER, "the cache of packed text",
                 "give another folder, of which forebay takes $XDG_CACHE_HOME/forebay/packed when XDG_CACHE_HOME is set")
     path = os.path.join(options.cache, _cache_key(options, config, tokenizer) + ".packed")
     if packed_file.is_packed(path):

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from .errors import BadInputError
-from .files import atomic_writer
+from .files import PRIVATE, atomic_writer
 
 MAGIC = b"FBPACKED"
 VERSION = 2
@@ -68,7 +68,7 @@ def write_packed(path, info, blocks):
     content = _content_hasher(info)
     info_bytes = _encode_info(info.info)
     info.info_bytes = len(info_bytes)
-    with atomic_writer(path) as file:
+    with atomic_writer(path, PRIVATE) as file:
         file.seek(BLOCK_BYTES)
         file.write(info_bytes.ljust(_round_up(len(info_bytes)), b"\0"))
         for part in (0, 1):

@@ -1,5 +1,6 @@
 """`encode`, `decode` and `eos`: what generation needs of the tokenizer, over standard input and output."""
 
+import collections
 import datetime
 import json
 import signal
@@ -11,10 +12,14 @@ from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
 
+def _say_nothing(_message):
+    """A prompt that has one of those tokens is refused, so a warning of them would be noise."""
+
+
 def encode(options):
     """One JSON object {"tokens": [...], "eos": [...]} for every JSON line {"prompt"} or {"messages"}; of a file with
     prompts all of them in a list, with the line of each."""
-    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model))
+    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model), _say_nothing)
     stop_ids = tokenizer.stop_ids()
     template = None
 
@@ -36,6 +41,8 @@ def encode(options):
             raise BadInputError(
                 f"{name} has no token: the tokenizer knows nothing of what is in it. Write something else"
             )
+        if problem := tokenizer.beyond_vocabulary(tokens):
+            raise BadInputError(f"{name} has {problem}: leave it out")
         return tokens
 
     if options.prompts is not None:
@@ -50,11 +57,11 @@ def encode(options):
 
 
 def decode(options):
-    """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line. The line
-    "end" ends a text, and another may follow."""
+    """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line: TOKEN, or
+    "end", which ends a text, and another may follow. Before either the number of a text, where there are several."""
     config = ModelConfig(options.model)
-    tokenizer = ModelTokenizer(options.model, config)
-    decoder = StreamDecoder(tokenizer)
+    tokenizer = ModelTokenizer(options.model, config, _say_nothing)
+    decoders = collections.defaultdict(lambda: StreamDecoder(tokenizer))  # by the number of their text
     if options.format == "json":
         # A program listens, which decides itself what Ctrl-C means; this one ends with its input.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -66,18 +73,18 @@ def decode(options):
     if options.stream:
         emit("")
     for number, line in enumerate(sys.stdin, 1):
-        if line.strip() == "end":
-            emit(decoder.finish())
-            decoder = StreamDecoder(tokenizer)
+        text, _, token = line.strip().rpartition(" ")
+        if token == "end":
+            emit(decoders[text].finish())
+            del decoders[text]
             continue
-        text = line.strip()
-        if not (text.isdecimal() and len(text) <= 10 and int(text) < config.vocab_size):
-            raise BadInputError(f"standard input:{number}: {text!r} is not a token id below {config.vocab_size}")
-        emit(decoder.push(int(text)))
-    emit(decoder.finish())
+        if not (token.isdecimal() and len(token) <= 10 and int(token) < config.vocab_size):
+            raise BadInputError(f"standard input:{number}: {token!r} is not a token id below {config.vocab_size}")
+        emit(decoders[text].push(int(token)))
+    emit("".join(decoder.finish() for decoder in decoders.values()))
 
 
 def eos(options):
     """Special token ids of the tokenizer, and where generation stops."""
-    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model))
+    tokenizer = ModelTokenizer(options.model, ModelConfig(options.model), _say_nothing)
     return {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id, "stop": tokenizer.stop_ids()}

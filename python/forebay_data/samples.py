@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import BadInputError, count_of
-from .files import Progress, parse_json
+from .files import Progress, parse_json, refuse_lfs_pointer
 from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, size_in_utf8
 
 RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
@@ -186,7 +186,11 @@ class SampleReader:
         length, where = len(sample.tokens), sample.where
         positions = self._config.max_positions
         in_row = min(length, self._options.seq)
-        if positions is not None and in_row > positions:
+        beyond = self._tokenizer.beyond_vocabulary(sample.tokens)
+        if beyond is not None:
+            self._on_problem(f"{where}: the sample has {beyond}: leave it out of the text, or take a model that has a row "
+                             "for it")
+        elif positions is not None and in_row > positions:
             self._on_problem(f"{where}: the sample has {count_of(length, 'token')}, rows of --seq={self._options.seq} "
                              f"would hold {in_row} of them, but the model has {positions} positions (config.json): use "
                              f"--seq={positions} or less")
@@ -374,7 +378,9 @@ def _open(path, what):
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             # It is read twice, and a pipe without a writer would be waited for without a word.
             raise BadInputError(f"'{path}' is no regular file: {what}")
-        return open(path, "rb")
+        file = open(path, "rb")
+        refuse_lfs_pointer(path, file.peek())
+        return file
     except FileNotFoundError:
         raise BadInputError(f"'{path}' does not exist: {what}") from None
     except IsADirectoryError:

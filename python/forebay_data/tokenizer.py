@@ -10,7 +10,7 @@ import tokenizers
 import xxhash
 
 from .bounds import MEMORY_BYTES, bounded
-from .errors import BadInputError
+from .errors import BadInputError, warn
 from .files import MAX_TOKENIZER_BYTES, read_bytes, read_json, read_json_if_present
 
 # A text is tokenized in pieces of about this many characters, so that memory stays bounded and cores share the
@@ -28,6 +28,7 @@ MAX_WHOLE_BYTES = 4 << 20
 # That the library takes for each byte of a tokenizer.json: some 20.
 _MEMORY_PER_BYTE = 32
 
+ADAPTER_CONFIG = "adapter_config.json"
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -35,7 +36,11 @@ class ModelConfig:
     """The two limits that data must respect, from config.json."""
 
     def __init__(self, folder):
+        self._folder = folder
         path = os.path.join(folder, "config.json")
+        if not os.path.lexists(path) and os.path.lexists(os.path.join(folder, ADAPTER_CONFIG)):
+            raise BadInputError(f"'{folder}' has an adapter ({ADAPTER_CONFIG}) and no model: merge it with the model that it "
+                                "was made for (merge_and_unload of PEFT, then save_pretrained)")
         what = "a model folder has a config.json; give --model the folder of a Hugging Face model"
         self.json = read_json(path, what)
         self.vocab_size = self._positive_int(path, "vocab_size")
@@ -49,34 +54,46 @@ class ModelConfig:
             value = self.json.get(key)
             if value is None:
                 continue
-            if type(value) is not int or not 0 < value < 2**31:
+            number = _whole_number(value)
+            if number is None or not 0 < number < 2**31:
                 raise BadInputError(f"'{path}': '{key}' is {value!r}; it must be a whole number from 1 to 2147483647")
-            return value
+            return number
         return None
+
+    def eos_ids(self):
+        return _token_ids(self.json.get("eos_token_id"), os.path.join(self._folder, "config.json"))
 
 
 class ModelTokenizer:
-    """tokenizer.json with its special tokens, checked against the model's vocabulary."""
+    """tokenizer.json with its special tokens, checked against the model's vocabulary.
 
-    def __init__(self, folder, config):
+    `warn` is told of what is wrong only for texts that have it.
+    """
+
+    def __init__(self, folder, config, warn=warn):
         self.folder = folder
+        self._config = config
         path = os.path.join(folder, "tokenizer.json")
         contents = read_bytes(path, "a tokenizer is needed to turn text into tokens; copy the tokenizer.json of the "
                                     "model here (transformers writes one with save_pretrained)", MAX_TOKENIZER_BYTES)
         self._path = path
         self._tokenizer = load_tokenizer(f"'{path}'", contents)
         self.settings = read_json_if_present(os.path.join(folder, "tokenizer_config.json"), "the tokenizer's settings")
-        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if size > config.vocab_size:
-            raise BadInputError(f"'{path}' has token ids up to {size - 1}, but the model's vocabulary has "
+        last = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+        if last >= config.vocab_size:
+            raise BadInputError(f"'{path}' has token ids up to {last}, but the model's vocabulary has "
                                 f"{config.vocab_size} (config.json): this tokenizer belongs to another model")
+        added = self._tokenizer.get_added_tokens_decoder()
+        beyond = [f"'{token.content}' ({i})" for i, token in sorted(added.items()) if i >= config.vocab_size]
+        if beyond:
+            warn(f"'{path}' adds {', '.join(beyond[:3])}{' and others' if len(beyond) > 3 else ''} past the model's "
+                 f"vocabulary of {config.vocab_size} (config.json): a sample that has one is refused")
         self.special_tokens = self._read_special_tokens()
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
         self.pad_id = self._id_of("pad_token")
         if self.eos_id is None:
-            self.eos_id = _first_id(config.json.get("eos_token_id"), size)
-        added = self._tokenizer.get_added_tokens_decoder()
+            self.eos_id = next((i for i in config.eos_ids() if i < config.vocab_size), None)
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = tuple(token.content for token in added.values() if token.special)
         # What the tokenizer itself puts before a text (BOS, or nothing).
@@ -116,7 +133,20 @@ class ModelTokenizer:
         if self.eos_id is None:
             raise BadInputError(f"the tokenizer in '{self.folder}' names no EOS token, so samples could not be ended: "
                                 "set 'eos_token' in tokenizer_config.json to a token of the vocabulary")
+        problem = self.beyond_vocabulary([self.eos_id])
+        if problem is not None:
+            raise BadInputError(f"the tokenizer in '{self.folder}' ends samples with {problem}: set 'eos_token' in "
+                                "tokenizer_config.json to another token")
         return self.eos_id
+
+    def beyond_vocabulary(self, ids):
+        """The first of the tokens that the model has no row for, in words; None: it has one for each."""
+        ids = np.asarray(ids)
+        beyond = ids[ids >= self._config.vocab_size]
+        if not len(beyond):
+            return None
+        return (f"the token '{self._tokenizer.id_to_token(int(beyond[0]))}' ({beyond[0]}), which the model's vocabulary of "
+                f"{self._config.vocab_size} (config.json) does not have")
 
     def encode_each(self, texts, where=""):
         """Yields the token ids (a list) of each text as it stands, without special tokens around it.
@@ -196,15 +226,11 @@ class ModelTokenizer:
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def stop_ids(self):
-        """Where generation ends: generation_config.json's list, else the tokenizer's EOS."""
+        """Where generation ends: generation_config.json's list; else config.json's, and where training ends a text."""
         path = os.path.join(self.folder, "generation_config.json")
         value = read_json_if_present(path, "the settings of generation").get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        if any(i is not None and not (type(i) is int and 0 <= i < 2**31) for i in ids):
-            raise BadInputError(f"'{path}': 'eos_token_id' is {value!r}; it must be a token id (a whole number from 0 to "
-                                "2147483647) or a list of them")
-        ids = [i for i in ids if i is not None]
-        return ids or [i for i in [self.eos_id] if i is not None]
+        own = [] if self.eos_id is None else [self.eos_id]
+        return _token_ids(value, path) or list(dict.fromkeys(self._config.eos_ids() + own))
 
 
 class StreamDecoder:
@@ -271,6 +297,17 @@ def load_tokenizer(what, contents):
     return tokenizer
 
 
-def _first_id(value, vocabulary):
-    ids = value if isinstance(value, list) else [value]
-    return ids[0] if ids and type(ids[0]) is int and 0 <= ids[0] < vocabulary else None
+def _whole_number(value):
+    """The number that a JSON number is, 32768.0 too; None: it is none."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _token_ids(value, path):
+    """The ids that 'eos_token_id' of the file names. null and -1 say that there is none."""
+    ids = [_whole_number(i) for i in (value if isinstance(value, list) else [value]) if i is not None]
+    if any(i is None or not -1 <= i < 2**31 for i in ids):
+        raise BadInputError(f"'{path}': 'eos_token_id' is {value!r}; it must be a token id (a whole number from 0 to "
+                            "2147483647) or a list of them")
+    return [i for i in ids if i != -1]

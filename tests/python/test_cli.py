@@ -254,6 +254,14 @@ def test_decode_begins_a_text_anew_behind_an_end(model, tokenizer):
     assert texts[:2] == ["", "\ufffd"] and "".join(texts[2:]) == "a😀"
 
 
+def test_decode_keeps_the_texts_of_several_numbers_apart(model, tokenizer):
+    emoji = tokenizer.encode("😀")
+    lines = [f"{text} {token}" for token in emoji for text in (0, 12)] + ["12 end", f"12 {emoji[0]}", "0 end", "12 end"]
+    done = run("decode", "--model", model, "--format=json", stdin="".join(f"{line}\n" for line in lines))
+    texts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert texts == [""] * (2 * len(emoji) - 2) + ["😀", "😀", "", "", "", "\ufffd", ""]
+
+
 def test_streamed_decode_says_when_it_is_ready(model):
     with subprocess.Popen([sys.executable, str(MAIN), "decode", "--model", str(model), "--stream", "--format=json"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as child:

@@ -137,12 +137,24 @@ def test_bf16_rounds_to_nearest_even():
     assert to_bf16_bits(bits.view(np.float32)).tolist() == [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0xFF80, 0x7FC0, 0x7FC0]
 
 
-def test_weights_are_aligned_and_private(tmp_path):
-    convert(write_gguf(tmp_path / "m.gguf"), tmp_path / "out", "bf16")
+def test_weights_are_aligned_and_a_model_is_for_whom_the_umask_lets_read_it(tmp_path):
+    source = write_gguf(tmp_path / "m.gguf")
+    old_mask = os.umask(0o027)
+    try:
+        convert(source, tmp_path / "out", "bf16")
+    finally:
+        os.umask(old_mask)
     weights = tmp_path / "out" / "model.safetensors"
     with open(weights, "rb") as file:
         assert (8 + struct.unpack("<Q", file.read(8))[0]) % 4096 == 0
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_pointer_of_git_lfs_says_so(tmp_path):
+    (tmp_path / "m.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(BadInputError, match="m.gguf': this is a Git LFS pointer"):
+        convert(tmp_path / "m.gguf", tmp_path / "out", "bf16")
 
 
 def without(name):

@@ -21,6 +21,8 @@ from forebay.torch._tensors import on_host
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+# What a file begins with that Git LFS has not fetched.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # Those of them that this version of torch has.
 _NAMES: dict[str, torch.dtype] = {
     name: getattr(torch, dtype) for name, dtype in {
@@ -212,7 +214,11 @@ def _files_of(path: str) -> list[str]:
 def _places_in(path: str) -> dict[str, _Place]:
     try:
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            beginning = file.read(len(_LFS_POINTER))
+            if beginning == _LFS_POINTER:
+                raise BadInputError(f"forebay: {path}: this is a Git LFS pointer, not the file; run git lfs pull.")
+            length = int.from_bytes(beginning[:8], "little")
+            file.seek(8)
             if length > _MAX_HEADER:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(file.read(length))
