@@ -13,6 +13,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/json_fields.h"
 #include "forebay/base/process/child_process.h"
 #include "forebay/data/packed_file.h"
 
@@ -92,7 +93,8 @@ absl::StatusOr<EncodedPrompt> PromptOf(const Json& reply) {
 // The limit that the first of `keys` in config.json states.
 std::optional<int64_t> LimitIn(const Json& config, std::initializer_list<const char*> keys) {
   for (const char* key : keys) {
-    if (config.contains(key) && IntegerOf(config[key]).has_value()) return IntegerOf(config[key]);
+    if (!config.contains(key)) continue;
+    if (const auto limit = WholeNumberOf(config[key]); limit.has_value()) return limit;
   }
   return std::nullopt;
 }
@@ -268,14 +270,14 @@ absl::Status TokenDecoder::AwaitReady() {
   return impl_->ReadText().status();
 }
 
-absl::StatusOr<std::string> TokenDecoder::Push(int32_t token) {
+absl::StatusOr<std::string> TokenDecoder::Push(int32_t token, size_t text) {
   impl_->child->Send(
-      fmt::format("{}\n", token));  // a child that stops reading has an error to tell
+      fmt::format("{} {}\n", text, token));  // a child that stops reading has an error to tell
   return impl_->ReadText();
 }
 
-absl::StatusOr<std::string> TokenDecoder::Finish() {
-  impl_->child->Send("end\n");
+absl::StatusOr<std::string> TokenDecoder::Finish(size_t text) {
+  impl_->child->Send(fmt::format("{} end\n", text));
   return impl_->ReadText();
 }
 

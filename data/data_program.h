@@ -64,8 +64,8 @@ absl::StatusOr<EncodedPrompt> EncodePrompt(const std::string& model, const std::
 absl::StatusOr<std::vector<EncodedPrompt>> EncodePromptFile(const std::string& model,
                                                             const std::string& path);
 
-// Turns tokens into text one at a time, through one child process that lives as long as this
-// object. Owned by one thread.
+// Turns tokens into text one at a time, of several texts at once, through one child process that
+// lives as long as this object. Owned by one thread.
 class TokenDecoder {
  public:
   // Returns while the child still starts.
@@ -79,10 +79,10 @@ class TokenDecoder {
   absl::Status AwaitReady();
   // The text that became complete with `token`: empty while a multi-byte character is unfinished,
   // and for special tokens.
-  absl::StatusOr<std::string> Push(int32_t token);
+  absl::StatusOr<std::string> Push(int32_t token, size_t text);
   // The rest when no more tokens of this text come (an unfinished character becomes U+FFFD).
-  // Another text may follow.
-  absl::StatusOr<std::string> Finish();
+  // Another text may follow under its number.
+  absl::StatusOr<std::string> Finish(size_t text);
 
  private:
   struct Impl;

@@ -60,6 +60,10 @@ class GenerateCommand : public Command {
                    "only the likeliest tokens with this probability (default: 1)")
         ->type_name("X")
         ->check(CheckReal(1e-6, 1));
+    app.add_option("--stop", options_.stops,
+                   "a text that ends an answer and is no part of it; may be given several times")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
     app.add_option("--seed", options_.sampling.seed, "of the random choices (default: 0)")
         ->type_name("N")
         ->check(CheckSeed);
@@ -73,6 +77,9 @@ class GenerateCommand : public Command {
                      static_cast<int>(!options_.prompt_file.empty());
     if (ways != 1 || std::ranges::count(options_.prompts, "") > 0) {
       return UsageError("give either --prompt or --chat, with some text, or --prompts with a file");
+    }
+    if (std::ranges::count(options_.stops, "") > 0) {
+      return UsageError("--stop is empty, which every text contains: give the text to stop at");
     }
     ProgressLine progress;
     GenerateListener listener;

@@ -307,20 +307,22 @@ TEST_F(DataProgramTest, PromptsThatAreNoneAreAnError) {
 
 TEST_F(DataProgramTest, DecoderAnswersEveryTokenAndTheEndOfEachText) {
   Install(R"(echo '""'
-             while read -r token; do [ "$token" = end ] && echo '"end"' || echo "\"<$token>\""; done)");
+             while read -r text token; do
+               [ "$token" = end ] && echo "\"end of $text\"" || echo "\"<$text $token>\""
+             done)");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok()) << decoder.status();
   ASSERT_TRUE((*decoder)->AwaitReady().ok());
   for (int32_t token = 0; token < 100; ++token) {
-    const auto text = (*decoder)->Push(token);
+    const auto text = (*decoder)->Push(token, 0);
     ASSERT_TRUE(text.ok()) << text.status();
-    EXPECT_EQ(*text, "<" + std::to_string(token) + ">");
+    EXPECT_EQ(*text, "<0 " + std::to_string(token) + ">");
   }
-  for (int text = 0; text < 2; ++text) {
-    const auto rest = (*decoder)->Finish();
+  for (size_t text = 0; text < 2; ++text) {
+    const auto rest = (*decoder)->Finish(text);
     ASSERT_TRUE(rest.ok());
-    EXPECT_EQ(*rest, "end");
-    EXPECT_EQ((*decoder)->Push(7).value_or(""), "<7>");
+    EXPECT_EQ(*rest, fmt::format("end of {}", text));
+    EXPECT_EQ((*decoder)->Push(7, 1 - text).value_or(""), fmt::format("<{} 7>", 1 - text));
   }
 }
 
@@ -345,15 +347,15 @@ TEST_F(DataProgramTest, DecoderThatDiesIsAnError) {
   Install("read -r token; exit 1");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok());
-  EXPECT_FALSE((*decoder)->Push(1).ok());
-  EXPECT_FALSE((*decoder)->Push(2).ok());
+  EXPECT_FALSE((*decoder)->Push(1, 0).ok());
+  EXPECT_FALSE((*decoder)->Push(2, 0).ok());
 }
 
 TEST_F(DataProgramTest, DecoderMayBeDroppedAtAnyMoment) {
   Install(R"(while read -r token; do echo "\"$token\""; done; echo '""')");
   auto decoder = TokenDecoder::Start("m");
   ASSERT_TRUE(decoder.ok());
-  ASSERT_TRUE((*decoder)->Push(1).ok());
+  ASSERT_TRUE((*decoder)->Push(1, 0).ok());
   decoder->reset();  // must neither hang nor leave a process behind
 }
 

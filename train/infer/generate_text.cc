@@ -12,6 +12,7 @@
 #include "forebay/data/data_program.h"
 #include "forebay/model/cuda_decoder/cuda_sequences.h"
 #include "forebay/model/sequences.h"
+#include "forebay/train/infer/answer_texts.h"
 #include "forebay/train/infer/gpu_session.h"
 #include "forebay/train/infer/model_session.h"
 
@@ -34,32 +35,32 @@ absl::StatusOr<std::vector<EncodedPrompt>> EncodedPrompts(const GenerateTextOpti
   return prompts;
 }
 
-// The room that a prompt leaves of the model's positions. The last token is never fed back, so it
-// needs none.
-absl::StatusOr<int64_t> RoomFor(const EncodedPrompt& prompt, const GenerateTextOptions& options,
-                                const DecoderConfig& config) {
+absl::Status CheckPrompt(const EncodedPrompt& prompt, const GenerateTextOptions& options,
+                         const DecoderConfig& config) {
   const auto prompt_tokens = std::ssize(prompt.tokens);
-  if (prompt_tokens > config.max_positions) {
-    const std::string where =
-        prompt.line > 0 ? fmt::format("{}:{}: ", options.prompt_file, prompt.line) : "";
-    return BadInputError(fmt::format(
-        "{}the prompt has {} tokens, but the model has {} positions. Shorten the prompt", where,
-        prompt_tokens, config.max_positions));
-  }
-  return config.max_positions - prompt_tokens + 1;
+  if (prompt_tokens <= config.max_positions) return absl::OkStatus();
+  const std::string where =
+      prompt.line > 0 ? fmt::format("{}:{}: ", options.prompt_file, prompt.line) : "";
+  return BadInputError(
+      fmt::format("{}the prompt has {} tokens, but the model has {} positions. Shorten the prompt",
+                  where, prompt_tokens, config.max_positions));
 }
 
-// A source that tells, by the layers that are acquired, how much of the first passes is made.
+// A source that tells, by the blocks that are acquired, how much of the first passes is made.
 class FirstPasses final : public ParamSource {
  public:
-  FirstPasses(ParamSource& source, int64_t num_layers, const std::function<void(double)>& progress)
-      : source_(source), num_layers_(num_layers), progress_(progress) {}
+  FirstPasses(ParamSource& source, int64_t num_passes, const DecoderConfig& config,
+              const std::function<void(double)>& progress)
+      : source_(source),
+        head_(HeadLayer(config)),
+        num_blocks_(num_passes * config.num_layers),
+        progress_(progress) {}
   void Expect(std::span<const int> layers) override { source_.Expect(layers); }
   absl::StatusOr<WeightsLease> Acquire(int layer) override {
-    if (progress_ && num_acquired_ < num_layers_) {
-      progress_(static_cast<double>(num_acquired_) / static_cast<double>(num_layers_));
+    const bool is_block = layer != EmbedLayer() && layer != head_;
+    if (progress_ && is_block && num_acquired_ < num_blocks_) {
+      progress_(static_cast<double>(num_acquired_++) / static_cast<double>(num_blocks_));
     }
-    ++num_acquired_;
     return source_.Acquire(layer);
   }
 
@@ -70,7 +71,8 @@ class FirstPasses final : public ParamSource {
 
  private:
   ParamSource& source_;
-  const int64_t num_layers_;  // of all these passes
+  const int head_;
+  const int64_t num_blocks_;  // of all these passes
   const std::function<void(double)>& progress_;
   int64_t num_acquired_ = 0;
 };
@@ -82,7 +84,8 @@ struct Task {
   std::vector<std::vector<int32_t>> prompts;
   GenerateOptions options;
   std::function<absl::Status()> before_generation;
-  std::function<absl::Status(size_t, int32_t)> on_token;
+  OnToken on_token;
+  OnProgress on_progress;
   std::function<void(double)> on_prompts;
 
   int64_t prompt_tokens() const {
@@ -94,7 +97,7 @@ struct Task {
   std::vector<int64_t> max_lengths() const {
     std::vector<int64_t> lengths;
     for (const std::vector<int32_t>& prompt : prompts) {
-      lengths.push_back(GenerationLength(std::ssize(prompt), options));
+      lengths.push_back(GenerationLength(std::ssize(prompt), options, config));
     }
     return lengths;
   }
@@ -107,8 +110,8 @@ struct Task {
                                      int64_t pass_tokens) const {
     if (before_generation) FOREBAY_RETURN_IF_ERROR(before_generation());
     const int64_t num_passes = RoundUp(prompt_tokens(), pass_tokens) / pass_tokens;
-    FirstPasses first_passes(source, num_passes * config.num_layers, on_prompts);
-    return Generate(sequences, first_passes, prompts, options, on_token);
+    FirstPasses first_passes(source, num_passes, config, on_prompts);
+    return Generate(sequences, first_passes, prompts, options, {on_token, on_progress});
   }
 };
 
@@ -164,48 +167,6 @@ absl::StatusOr<GenerateResult> GenerateOnGpu(const Task& task, const MachineLimi
   return result;
 }
 
-// The texts of answers, one after another, as a child process that knows the tokenizer puts them
-// together.
-class AnswerTexts {
- public:
-  // `eos` and `on_text` outlive it.
-  static absl::StatusOr<std::unique_ptr<AnswerTexts>> Start(
-      const std::string& model, std::span<const int64_t> eos,
-      const std::function<void(std::string_view)>& on_text) {
-    std::unique_ptr<AnswerTexts> answer(new AnswerTexts(eos, on_text));
-    FOREBAY_ASSIGN_OR_RETURN(answer->decoder_, TokenDecoder::Start(model));
-    return answer;
-  }
-  absl::Status AwaitReady() { return decoder_->AwaitReady(); }
-  absl::Status Push(int32_t token) {
-    // The token that ends the text is not part of it, whether the tokenizer calls it special or
-    // not.
-    if (std::ranges::count(eos_, token) > 0) return absl::OkStatus();
-    FOREBAY_ASSIGN_OR_RETURN(const std::string piece, decoder_->Push(token));
-    Add(piece);
-    return absl::OkStatus();
-  }
-  // The text of the tokens since the last one.
-  absl::StatusOr<std::string> Finish() {
-    FOREBAY_ASSIGN_OR_RETURN(const std::string rest, decoder_->Finish());
-    Add(rest);
-    return std::exchange(text_, "");
-  }
-
- private:
-  AnswerTexts(std::span<const int64_t> eos, const std::function<void(std::string_view)>& on_text)
-      : eos_(eos), on_text_(on_text) {}
-  void Add(const std::string& piece) {
-    text_ += piece;
-    if (on_text_ && !piece.empty()) on_text_(piece);
-  }
-
-  std::unique_ptr<TokenDecoder> decoder_;
-  const std::span<const int64_t> eos_;
-  const std::function<void(std::string_view)>& on_text_;
-  std::string text_;
-};
-
 Json AnswerJson(const std::string& text, const GeneratedTokens& answer) {
   Json json;
   json["text"] = text;
@@ -227,39 +188,28 @@ absl::StatusOr<GeneratedText> GenerateText(const GenerateTextOptions& options,
   task.options.sampling = options.sampling;
   GeneratedText generated;
   for (EncodedPrompt& prompt : prompts) {
-    FOREBAY_ASSIGN_OR_RETURN(const int64_t room, RoomFor(prompt, options, config));
-    task.options.max_tokens = std::min(task.options.max_tokens, room);
+    FOREBAY_RETURN_IF_ERROR(CheckPrompt(prompt, options, config));
     if (prompt.line > 0) generated.lines.push_back(prompt.line);
     task.prompts.push_back(std::move(prompt.tokens));
     task.options.eos_token_ids = std::move(prompt.eos_token_ids);
   }
 
-  const bool reads_along = prompts.size() == 1;
-  const std::function<void(std::string_view)> nobody_reads_along;
+  AnswerTexts::Options of_texts = {
+      .num_answers = prompts.size(), .eos = task.options.eos_token_ids, .stops = options.stops};
+  if (prompts.size() == 1) of_texts.on_text = listener.on_text;
   // It starts while the model is opened.
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<AnswerTexts> texts,
-                           AnswerTexts::Start(model, task.options.eos_token_ids,
-                                              reads_along ? listener.on_text : nobody_reads_along));
+                           AnswerTexts::Start(model, of_texts));
   // The speed that is reported is the model's, so Generate must not wait for it.
   task.before_generation = [&] { return texts->AwaitReady(); };
-  int64_t num_tokens = 0;
-  task.on_token = [&](size_t, int32_t token) -> absl::Status {
-    if (listener.on_progress) {
-      listener.on_progress(++num_tokens, std::ssize(prompts) * task.options.max_tokens);
-    }
-    return reads_along ? texts->Push(token) : absl::OkStatus();
-  };
+  task.on_token = [&](size_t answer, int32_t token) { return texts->Push(answer, token); };
+  task.on_progress = listener.on_progress;
   task.on_prompts = listener.on_prompts;
   const MachineLimits limits = LimitsFor(options.infer);
   FOREBAY_ASSIGN_OR_RETURN(generated.result, IsForGpu(options.infer, limits)
                                                  ? GenerateOnGpu(task, limits)
                                                  : GenerateOnCpu(task, limits));
-  for (const GeneratedTokens& answer : generated.result.answers) {
-    for (size_t i = 0; i < answer.tokens.size() && !reads_along; ++i) {
-      FOREBAY_RETURN_IF_ERROR(texts->Push(answer.tokens[i]));
-    }
-    FOREBAY_ASSIGN_OR_RETURN(generated.texts.emplace_back(), texts->Finish());
-  }
+  FOREBAY_ASSIGN_OR_RETURN(generated.texts, texts->Finish());
   return generated;
 }
 

@@ -24,6 +24,7 @@ struct GenerateTextOptions {
   std::string prompt_file;           // instead of these: EncodePromptFile
   int64_t max_tokens = 128;          // of each answer; fewer where the model's positions end before
   SamplingOptions sampling;
+  std::vector<std::string> stops;  // each ends an answer, and is no part of it; none empty
 };
 
 struct GeneratedText {
@@ -38,8 +39,8 @@ struct GenerateListener {
   std::function<void(std::string_view)> on_text;
   // The share of the prompts that is read, before the first token.
   std::function<void(double fraction)> on_prompts;
-  // How many tokens all answers have together, of so many at most.
-  std::function<void(int64_t num_tokens, int64_t most)> on_progress;
+  // How many tokens all answers have together, of so many that they can still have.
+  OnProgress on_progress;
 };
 
 // BadInputError (model; prompt, with its line), DoesNotFitError with the least --ram or --gpu_mem,

@@ -5,6 +5,7 @@
 
 #include "fmt/format.h"
 #include "forebay/base/check.h"
+#include "forebay/base/counter_rng.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -23,9 +24,7 @@ int32_t Likeliest(std::span<const float> logits) {
 }  // namespace
 
 TokenSampler::TokenSampler(const SamplingOptions& options, int64_t vocab_size)
-    : options_(options),
-      rng_(options.seed),
-      candidates_(options.temperature > 0 ? vocab_size : 0) {}
+    : options_(options), candidates_(options.temperature > 0 ? vocab_size : 0) {}
 
 absl::StatusOr<TokenSampler> TokenSampler::Create(const SamplingOptions& options,
                                                   int64_t vocab_size) {
@@ -59,7 +58,8 @@ size_t TokenSampler::PopNucleus(double total_weight) {
   return size;
 }
 
-absl::StatusOr<int32_t> TokenSampler::Next(std::span<const float> logits, int64_t position) {
+absl::StatusOr<int32_t> TokenSampler::Next(std::span<const float> logits, size_t sequence,
+                                           int64_t position) {
   const int32_t best = Likeliest(logits);
   if (best < 0) {
     return NumericalError(
@@ -85,7 +85,8 @@ absl::StatusOr<int32_t> TokenSampler::Next(std::span<const float> logits, int64_
   }
   // Rounding can leave a little of `threshold` at the end, or meet tokens of no weight: neither may
   // be chosen by it.
-  double threshold = rng_.Uniform(static_cast<uint64_t>(position)) * total;
+  double threshold =
+      CounterRng(options_.seed, sequence).Uniform(static_cast<uint64_t>(position)) * total;
   int32_t chosen = best;
   for (size_t i = first; i < candidates_.size(); ++i) {
     if (candidates_[i].weight == 0) continue;

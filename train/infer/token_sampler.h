@@ -1,13 +1,13 @@
-// Chooses the next token from logits. The choice depends on the logits, the seed and the position
-// alone.
+// Chooses the next token from logits. The choice depends on the logits, the seed, the sequence and
+// the position alone.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "forebay/base/counter_rng.h"
 
 namespace forebay {
 
@@ -25,10 +25,11 @@ class TokenSampler {
   // UsageError for a negative or non-finite temperature and for top_p outside (0, 1].
   static absl::StatusOr<TokenSampler> Create(const SamplingOptions& options, int64_t vocab_size);
 
-  // `logits`: [vocab_size]. `position`: of the token to choose. Source of top-p: Holtzman et al.
+  // `logits`: [vocab_size]. `sequence`: its number, so that equal prompts have different answers.
+  // `position`: of the token to choose. Source of top-p: Holtzman et al.
   // 2020 (arXiv:1904.09751); the token that crosses the threshold is kept, as in transformers.
   // NumericalError when no logit is finite or one is NaN.
-  absl::StatusOr<int32_t> Next(std::span<const float> logits, int64_t position);
+  absl::StatusOr<int32_t> Next(std::span<const float> logits, size_t sequence, int64_t position);
 
  private:
   struct Candidate {
@@ -40,7 +41,6 @@ class TokenSampler {
   size_t PopNucleus(double total_weight);
 
   SamplingOptions options_;
-  CounterRng rng_;
   std::vector<Candidate> candidates_;  // allocated once
 };
 

@@ -156,6 +156,48 @@ def test_a_prompt_that_is_too_long_is_named_with_its_line(forebay, model, tmp_pa
     assert both.returncode == 2 and "or --prompts with a file" in both.stderr
 
 
+def test_a_long_prompt_cuts_no_other_answer(forebay, model, tmp_path):
+    (tmp_path / "p.txt").write_text("short\n" + "x" * 126 + "\n")
+    done = forebay.run("generate", "--format=json", model=model, prompts=tmp_path / "p.txt", max_tokens=20, ram="1GiB")
+    answers = json.loads(done.stdout)["answers"]
+    assert [len(answer["tokens"]) for answer in answers if not answer["ended"]] == [20, 3]
+
+
+def test_equal_prompts_are_answered_differently_and_the_same_with_the_same_seed(forebay, model):
+    command = [forebay.binary, "generate", "--format=json", f"--model={model}", "--prompt=and it", "--prompt=and it",
+               "--temperature=1", "--seed=5", "--max_tokens=12", "--ram=1GiB"]
+    first, second = (json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["answers"] for _ in range(2))
+    assert first == second and first[0]["tokens"] != first[1]["tokens"]
+
+
+def test_an_answer_ends_before_the_first_of_several_stops(forebay, model):
+    command = [forebay.binary, "generate", "--format=json", f"--model={model}", "--prompt=and it", "--prompt=came",
+               "--temperature=1", "--max_tokens=40", "--ram=1GiB"]
+    whole = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["answers"]
+    text = whole[0]["text"]
+    early, late = text[6:9], text[12:15]
+    done = subprocess.run([*command, f"--stop={late}", f"--stop={early}"], check=True, capture_output=True)
+    stopped = json.loads(done.stdout)["answers"]
+    for answer, each in zip(stopped, whole):
+        places = [each["text"].find(stop) for stop in (early, late) if stop in each["text"]]
+        assert answer["text"] == each["text"][:min(places, default=None)]
+        assert answer["ended"] == bool(places) and answer["tokens"] == each["tokens"][:len(answer["tokens"])]
+    assert stopped[0]["ended"] and len(stopped[0]["tokens"]) < len(whole[0]["tokens"])
+    empty = forebay.run("generate", check=False, model=model, prompt="a", stop="")
+    assert empty.returncode == 2 and "--stop is empty" in empty.stderr
+
+
+def test_inspect_shows_the_end_tokens_of_both_files(forebay, model, tmp_path):
+    ended = shutil.copytree(model, tmp_path / "ended")
+    config = json.loads((ended / "config.json").read_text())
+    (ended / "config.json").write_text(json.dumps({**config, "eos_token_id": [2, 5]}))
+    (ended / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    shown = json.loads(forebay.run("inspect", str(ended), "--format=json").stdout)["end_tokens"]
+    assert shown == {"generation_config.json": [7, 8], "config.json": [2, 5]}
+    text = forebay.run("inspect", str(ended)).stdout
+    assert "end tokens   7, 8 (generation_config.json); 2, 5 (config.json)" in text
+
+
 def test_weights_that_stream_are_counted_for_each_token(forebay, tmp_path):
     """A model of more blocks than the budget holds beside the program's own share."""
     model = make_model(forebay, tmp_path / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=8)

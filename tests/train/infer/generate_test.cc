@@ -26,17 +26,22 @@ class GenerateTest : public ::testing::Test {
                                         const GenerateOptions& options) {
     std::vector<int64_t> max_lengths;
     for (const auto& prompt : prompts) {
-      max_lengths.push_back(std::max<int64_t>(1, GenerationLength(std::ssize(prompt), options)));
+      max_lengths.push_back(
+          std::max<int64_t>(1, GenerationLength(std::ssize(prompt), options, model_.config)));
     }
     FOREBAY_ASSIGN_OR_RETURN(
         const std::unique_ptr<Sequences> sequences,
         CreateCpuSequences(&runner_.decoder(), max_lengths, &runner_.budget()));
     streamed_.resize(prompts.size());
-    return Generate(*sequences, runner_.source(), prompts, options,
-                    [&](size_t answer, int32_t token) -> absl::Status {
-                      streamed_[answer].push_back(token);
-                      return on_token_status_;
-                    });
+    const auto on_token = [&](size_t answer, int32_t token) -> absl::StatusOr<bool> {
+      streamed_[answer].push_back(token);
+      if (!on_token_status_.ok()) return on_token_status_;
+      return answer == stopped_answer_ && std::ssize(streamed_[answer]) == stopped_after_;
+    };
+    const auto on_progress = [&](int64_t num_tokens, int64_t most) {
+      progress_.push_back({num_tokens, most});
+    };
+    return Generate(*sequences, runner_.source(), prompts, options, {on_token, on_progress});
   }
 
   // The likeliest continuation, each token from a full pass in float64.
@@ -63,6 +68,9 @@ class GenerateTest : public ::testing::Test {
   std::vector<int32_t> prompt_ = MakeBatch(model_, {{11}}, 11).tokens;
   std::vector<std::vector<int32_t>> streamed_;  // by answer
   absl::Status on_token_status_;
+  size_t stopped_answer_ = 0;
+  int64_t stopped_after_ = 0;  // tokens; 0: none is
+  std::vector<std::pair<int64_t, int64_t>> progress_;
 };
 
 TEST_F(GenerateTest, GreedyTokensAreTheLikeliestOfFullPasses) {
@@ -100,9 +108,49 @@ TEST_F(GenerateTest, TheModelsPositionsCanBeUsedToTheLast) {
   const auto result = Run({.max_tokens = 54});
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->answers[0].tokens.size(), 54u);
-  const auto too_long = Run({.max_tokens = 55});
-  EXPECT_EQ(ExitCodeOf(too_long.status()), ExitCode::kBadInput);
-  EXPECT_THAT(MessageOf(too_long.status()), HasSubstr("65 positions, but the model has 64"));
+  EXPECT_EQ(Run({.max_tokens = 55})->answers[0].tokens, result->answers[0].tokens);
+}
+
+TEST_F(GenerateTest, ALongPromptCutsNoOtherAnswer) {
+  const std::vector<std::vector<int32_t>> prompts = {prompt_,
+                                                     MakeBatch(model_, {{60}}, 60, 5).tokens};
+  const auto result = RunAll(prompts, {.max_tokens = 20});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->answers[0].tokens, ReferenceContinuation(20));
+  EXPECT_EQ(result->answers[1].tokens.size(), 5u);
+}
+
+TEST_F(GenerateTest, EqualPromptsHaveDifferentSamples) {
+  const GenerateOptions options = {.max_tokens = 12, .sampling = {1.5, 0.9, 3}};
+  const auto result = RunAll({prompt_, prompt_}, options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_NE(result->answers[0].tokens, result->answers[1].tokens);
+  EXPECT_EQ(result->answers[0].tokens, Run(options)->answers[0].tokens);
+}
+
+TEST_F(GenerateTest, AnAnswerEndsWhereItsListenerSaysSo) {
+  stopped_answer_ = 1;
+  stopped_after_ = 3;
+  const auto result = RunAll({prompt_, prompt_}, {.max_tokens = 9});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->answers[0].tokens.size(), 9u);
+  EXPECT_FALSE(result->answers[0].ended);
+  EXPECT_EQ(result->answers[1].tokens.size(), 3u);
+  EXPECT_TRUE(result->answers[1].ended);
+}
+
+TEST_F(GenerateTest, ProgressIsWholeWithTheLastTokenAndNotBefore) {
+  stopped_answer_ = 1;
+  stopped_after_ = 3;
+  const std::vector<std::vector<int32_t>> prompts = {prompt_, prompt_,
+                                                     MakeBatch(model_, {{60}}, 60, 5).tokens};
+  ASSERT_TRUE(RunAll(prompts, {.max_tokens = 9}).ok());
+  ASSERT_EQ(progress_.size(), 9u + 3 + 5);
+  for (size_t i = 0; i + 1 < progress_.size(); ++i) {
+    EXPECT_EQ(progress_[i].first, static_cast<int64_t>(i) + 1);
+    EXPECT_LT(progress_[i].first, progress_[i].second);
+  }
+  EXPECT_EQ(progress_.back(), std::pair(int64_t{17}, int64_t{17}));
 }
 
 TEST_F(GenerateTest, FailureOfTheCallbackEndsIt) {

@@ -20,16 +20,16 @@ TokenSampler Sampler(SamplingOptions options, int64_t vocab_size) {
 // How often each token comes in `draws` positions.
 std::map<int32_t, int> Draw(TokenSampler sampler, const std::vector<float>& logits, int draws) {
   std::map<int32_t, int> counts;
-  for (int position = 0; position < draws; ++position) ++counts[*sampler.Next(logits, position)];
+  for (int position = 0; position < draws; ++position) ++counts[*sampler.Next(logits, 0, position)];
   return counts;
 }
 
 TEST(TokenSampler, TemperatureZeroTakesTheLikeliest) {
-  EXPECT_EQ(*Sampler({}, 4).Next(std::vector<float>{0.5f, 2.0f, -1.0f, 1.9f}, 3), 1);
+  EXPECT_EQ(*Sampler({}, 4).Next(std::vector<float>{0.5f, 2.0f, -1.0f, 1.9f}, 0, 3), 1);
 }
 
 TEST(TokenSampler, OfEquallyLikelyTokensTemperatureZeroTakesTheLowestId) {
-  EXPECT_EQ(*Sampler({}, 4).Next(std::vector<float>{0.5f, 2.0f, 2.0f, 2.0f}, 3), 1);
+  EXPECT_EQ(*Sampler({}, 4).Next(std::vector<float>{0.5f, 2.0f, 2.0f, 2.0f}, 0, 3), 1);
 }
 
 TEST(TokenSampler, DrawsFollowTheProbabilities) {
@@ -69,11 +69,19 @@ TEST(TokenSampler, ChoiceDependsOnSeedAndPositionAlone) {
   TokenSampler first = Sampler({1.0, 1.0, 5}, 1000);
   TokenSampler second = Sampler({1.0, 1.0, 5}, 1000);
   TokenSampler other = Sampler({1.0, 1.0, 6}, 1000);
-  const int32_t at_seven = *first.Next(logits, 7);
-  *first.Next(logits, 8);
-  EXPECT_EQ(*second.Next(logits, 7), at_seven);
-  EXPECT_NE(*second.Next(logits, 8), at_seven);
-  EXPECT_NE(*other.Next(logits, 7), at_seven);
+  const int32_t at_seven = *first.Next(logits, 0, 7);
+  *first.Next(logits, 0, 8);
+  EXPECT_EQ(*second.Next(logits, 0, 7), at_seven);
+  EXPECT_NE(*second.Next(logits, 0, 8), at_seven);
+  EXPECT_NE(*other.Next(logits, 0, 7), at_seven);
+}
+
+TEST(TokenSampler, SequencesDrawApart) {
+  const std::vector<float> logits(100, 0.0f);
+  TokenSampler sampler = Sampler({1.0, 1.0, 5}, 100);
+  const int32_t of_first = *sampler.Next(logits, 0, 7);
+  EXPECT_NE(*sampler.Next(logits, 1, 7), of_first);
+  EXPECT_EQ(*sampler.Next(logits, 0, 7), of_first);
 }
 
 TEST(TokenSampler, ImpossibleTokensAreNeverDrawn) {
@@ -87,7 +95,7 @@ TEST(TokenSampler, LogitsThatAreNotFiniteAreANumericalError) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const std::vector<float>& logits : std::vector<std::vector<float>>{
            {0.0f, nan}, {nan, 0.0f}, {infinity, 0.0f}, {-infinity, -infinity}}) {
-    const auto token = Sampler({}, 2).Next(logits, 9);
+    const auto token = Sampler({}, 2).Next(logits, 0, 9);
     EXPECT_EQ(ExitCodeOf(token.status()), ExitCode::kNumerical);
     EXPECT_THAT(MessageOf(token.status()), HasSubstr("position 9"));
   }
