@@ -12,6 +12,8 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/base/lfs_pointer.h"
+#include "forebay/base/shared_file.h"
 
 namespace forebay {
 namespace {
@@ -26,10 +28,70 @@ absl::Status WithAccessAdvice(const absl::Status& status) {
                       "it and to every folder on the way");
 }
 
-absl::Status WriteNewFile(const std::string& path, std::string_view contents) {
-  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
+// Permissions, of which the umask takes some away.
+constexpr mode_t kPrivateFile = 0600;
+constexpr mode_t kSharedFile = 0666;
+constexpr mode_t kPrivateFolder = 0700;
+constexpr mode_t kSharedFolder = 0777;
+
+absl::StatusOr<UniqueFd> OpenFileAs(mode_t mode, const std::string& path, int flags) {
+  const bool may_create = (flags & O_CREAT) != 0;
+  const int all_flags = flags | O_CLOEXEC | (may_create ? O_NOFOLLOW : 0);
+  int fd = -1;
+  do {
+    fd = ::open(path.c_str(), all_flags, mode);
+  } while (fd < 0 && errno == EINTR);
+  UniqueFd opened(fd);
+  if (opened.valid()) return opened;
+  const int error = errno;
+  if (!may_create && (error == ENOENT || error == ENOTDIR)) {
+    return BadInputError(fmt::format("'{}' does not exist", path));
+  }
+  if ((all_flags & O_NOFOLLOW) != 0 && error == ELOOP) {
+    return StorageError(
+        fmt::format("'{}' is a symbolic link; forebay does not write through links it did not "
+                    "make. Remove it or "
+                    "choose another path",
+                    path));
+  }
+  const absl::Status failed = StorageError(fmt::format("opening '{}' failed", path), error);
+  return error == EACCES ? WithAccessAdvice(failed) : failed;
+}
+
+absl::Status WriteNewFile(mode_t mode, const std::string& path, std::string_view contents) {
+  FOREBAY_ASSIGN_OR_RETURN(UniqueFd fd, OpenFileAs(mode, path, O_WRONLY | O_CREAT | O_EXCL));
   FOREBAY_RETURN_IF_ERROR(PwriteAll(fd.get(), std::as_bytes(std::span(contents)), 0, path));
   return SyncFile(fd.get(), path);
+}
+
+absl::Status WriteAtomically(mode_t mode, const std::string& path, std::string_view contents) {
+  const std::string temporary = path + ".tmp";
+  ::unlink(temporary.c_str());  // of a writer that was killed
+  absl::Status status = WriteNewFile(mode, temporary, contents);
+  if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = StorageError(fmt::format("renaming '{}' to '{}' failed", temporary, path), errno);
+  }
+  if (!status.ok()) {
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  const std::string directory = std::filesystem::path(path).parent_path().string();
+  return SyncDirectory(directory.empty() ? "." : directory);
+}
+
+absl::Status MakeFolders(mode_t mode, const std::string& path) {
+  std::string partial;
+  size_t position = 0;
+  while (position <= path.size()) {
+    const size_t slash = std::min(path.find('/', position), path.size());
+    partial = path.substr(0, slash);
+    position = slash + 1;
+    if (partial.empty() || IsDirectory(partial)) continue;
+    if (::mkdir(partial.c_str(), mode) != 0 && !(errno == EEXIST && IsDirectory(partial))) {
+      return StorageError(fmt::format("creating the folder '{}' failed", partial), errno);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<struct stat> StatOf(const std::string& path) {
@@ -56,27 +118,11 @@ void UniqueFd::Reset() {
 }
 
 absl::StatusOr<UniqueFd> OpenFile(const std::string& path, int flags) {
-  const bool may_create = (flags & O_CREAT) != 0;
-  const int all_flags = flags | O_CLOEXEC | (may_create ? O_NOFOLLOW : 0);
-  int fd = -1;
-  do {
-    fd = ::open(path.c_str(), all_flags, 0600);
-  } while (fd < 0 && errno == EINTR);
-  UniqueFd opened(fd);
-  if (opened.valid()) return opened;
-  const int error = errno;
-  if (!may_create && (error == ENOENT || error == ENOTDIR)) {
-    return BadInputError(fmt::format("'{}' does not exist", path));
-  }
-  if ((all_flags & O_NOFOLLOW) != 0 && error == ELOOP) {
-    return StorageError(
-        fmt::format("'{}' is a symbolic link; forebay does not write through links it did not "
-                    "make. Remove it or "
-                    "choose another path",
-                    path));
-  }
-  const absl::Status failed = StorageError(fmt::format("opening '{}' failed", path), error);
-  return error == EACCES ? WithAccessAdvice(failed) : failed;
+  return OpenFileAs(kPrivateFile, path, flags);
+}
+
+absl::StatusOr<UniqueFd> CreateSharedFile(const std::string& path, int flags) {
+  return OpenFileAs(kSharedFile, path, flags | O_CREAT);
 }
 
 absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
@@ -154,23 +200,18 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_b
     if (got < 0 && errno != EINTR)
       return StorageError(fmt::format("reading '{}' failed", path), errno);
     if (static_cast<int64_t>(contents.size()) > max_bytes) return too_long(contents.size());
-    if (got == 0) return contents;
+    if (got > 0) continue;
+    FOREBAY_RETURN_IF_ERROR(RefuseLfsPointer(contents, path));
+    return contents;
   }
 }
 
 absl::Status WriteFileAtomically(const std::string& path, std::string_view contents) {
-  const std::string temporary = path + ".tmp";
-  ::unlink(temporary.c_str());  // of a writer that was killed
-  absl::Status status = WriteNewFile(temporary, contents);
-  if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = StorageError(fmt::format("renaming '{}' to '{}' failed", temporary, path), errno);
-  }
-  if (!status.ok()) {
-    ::unlink(temporary.c_str());
-    return status;
-  }
-  const std::string directory = std::filesystem::path(path).parent_path().string();
-  return SyncDirectory(directory.empty() ? "." : directory);
+  return WriteAtomically(kPrivateFile, path, contents);
+}
+
+absl::Status WriteSharedFileAtomically(const std::string& path, std::string_view contents) {
+  return WriteAtomically(kSharedFile, path, contents);
 }
 
 absl::Status SyncDirectory(const std::string& directory) {
@@ -230,18 +271,11 @@ absl::StatusOr<int64_t> FileSize(const std::string& path) {
 }
 
 absl::Status MakeDirectories(const std::string& path) {
-  std::string partial;
-  size_t position = 0;
-  while (position <= path.size()) {
-    const size_t slash = std::min(path.find('/', position), path.size());
-    partial = path.substr(0, slash);
-    position = slash + 1;
-    if (partial.empty() || IsDirectory(partial)) continue;
-    if (::mkdir(partial.c_str(), 0700) != 0 && !(errno == EEXIST && IsDirectory(partial))) {
-      return StorageError(fmt::format("creating the folder '{}' failed", partial), errno);
-    }
-  }
-  return absl::OkStatus();
+  return MakeFolders(kPrivateFolder, path);
+}
+
+absl::Status MakeSharedDirectories(const std::string& path) {
+  return MakeFolders(kSharedFolder, path);
 }
 
 absl::Status RemoveTree(const std::string& path) {

@@ -9,6 +9,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/shared_file.h"
 
 namespace forebay {
 
@@ -45,7 +46,7 @@ absl::Status MakeOwnDirectory(const std::string& path) {
                     "make. Remove it or choose another path",
                     path));
   }
-  return MakeDirectories(path);
+  return MakeSharedDirectories(path);
 }
 
 }  // namespace forebay

@@ -11,8 +11,8 @@ namespace forebay {
 // it that exists: what can be known without making one.
 absl::Status CheckWritable(const std::string& path);
 
-// A folder of the run's own: as MakeDirectories, but UsageError where `path` itself is a symbolic
-// link, which somebody else must have put there.
+// A folder of the run's own, made as shared_file.h makes them, but UsageError where `path` itself
+// is a symbolic link, which somebody else must have put there.
 absl::Status MakeOwnDirectory(const std::string& path);
 
 }  // namespace forebay

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/format.h"
 #include "forebay/tools/commands.h"
@@ -17,6 +18,17 @@ std::string DTypeCounts(const Json& dtypes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count.get<int64_t>(), dtype);
   }
   return text;
+}
+
+// "2, 7 (generation_config.json); 2 (config.json)": the first are where generation stops.
+std::string EndTokens(const Json& of_files) {
+  std::string text;
+  for (const auto& [file, tokens] : of_files.items()) {
+    if (tokens.empty()) continue;
+    text += fmt::format("{}{} ({})", text.empty() ? "" : "; ",
+                        fmt::join(tokens.get<std::vector<int64_t>>(), ", "), file);
+  }
+  return text.empty() ? "none in generation_config.json and config.json" : text;
 }
 
 // Damage that is listed for people; a program reads all of it from the JSON.
@@ -91,6 +103,7 @@ std::string Text(const Json& json) {
     line("shape", fmt::format("{} layers of width {}, vocabulary {}, {} positions",
                               json["layers"].get<int64_t>(), json["hidden"].get<int64_t>(),
                               json["vocab"].get<int64_t>(), json["max_positions"].get<int64_t>()));
+    line("end tokens", EndTokens(json["end_tokens"]));
   } else {
     line("step", fmt::format("{} (committed){}", json["step"].get<int64_t>(),
                              json["in_use"].get<bool>() ? "; a process works on the run" : ""));

@@ -12,6 +12,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/base/round_up.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/model/config_fields.h"
 #include "forebay/model/families.h"
 
@@ -26,12 +27,11 @@ constexpr std::array<std::string_view, 7> kTokenizerFiles = {kTokenizerName,
                                                              "vocab.json",
                                                              "merges.txt",
                                                              "chat_template.jinja"};
-constexpr std::string_view kGenerationConfig = "generation_config.json";
 
 absl::Status CopyFile(const std::string& from, const std::string& to, std::string_view name) {
   FOREBAY_ASSIGN_OR_RETURN(const std::string contents,
                            ReadWholeFile(JoinPath(from, name), kMaxTokenizerBytes));
-  return WriteFileAtomically(JoinPath(to, name), contents);
+  return WriteSharedFileAtomically(JoinPath(to, name), contents);
 }
 
 absl::Status CopyConfig(const std::string& from, const std::string& to, DType dtype) {
@@ -97,16 +97,21 @@ absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_d
   return files;
 }
 
-absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
-                                                    const DecoderConfig& config) {
+absl::StatusOr<std::vector<int64_t>> ReadGenerationStopTokens(const std::string& model_directory) {
   const std::string path = JoinPath(model_directory, kGenerationConfig);
-  if (!FileExists(path)) return config.eos_token_ids;
+  if (!FileExists(path)) return std::vector<int64_t>();
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigFileBytes));
   if (!json.is_object()) return BadInputError(fmt::format("{}: a JSON object is expected", path));
   std::vector<std::string> problems;
   std::vector<int64_t> tokens = ReadTokenIds(ConfigFields(json, "", &problems), "eos_token_id");
   if (!problems.empty())
     return BadInputError(fmt::format("{}: {}. Correct the file", path, problems.front()));
+  return tokens;
+}
+
+absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
+                                                    const DecoderConfig& config) {
+  FOREBAY_ASSIGN_OR_RETURN(std::vector<int64_t> tokens, ReadGenerationStopTokens(model_directory));
   return tokens.empty() ? config.eos_token_ids : tokens;
 }
 
@@ -125,8 +130,9 @@ absl::Status WriteConfig(Json config, DType dtype, const std::string& directory)
                                : nullptr;
     if (family != nullptr) config["model_type"] = family->model_type;
   }
-  return WriteFileAtomically(JoinPath(directory, kConfigName),
-                             config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return WriteSharedFileAtomically(
+      JoinPath(directory, kConfigName),
+      config.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 absl::StatusOr<int64_t> BytesOfSidecarFiles(const std::string& from) {

@@ -15,6 +15,7 @@ namespace forebay {
 
 inline constexpr char kConfigName[] = "config.json";
 inline constexpr char kTokenizerName[] = "tokenizer.json";
+inline constexpr char kGenerationConfig[] = "generation_config.json";
 
 // A file that belongs to a model whatever its weights: config.json, the tokenizer's files,
 // generation_config.json or a chat template. All of them are some 20 MB with a large vocabulary.
@@ -27,8 +28,11 @@ absl::StatusOr<std::vector<ModelFile>> ReadModelFiles(const std::string& model_d
 // The names of those that are in the folder; none where there is no folder.
 absl::StatusOr<std::vector<std::string>> NamesOfModelFiles(const std::string& model_directory);
 
+// generation_config.json's `eos_token_id`; none where there is no file or it does not say.
+// BadInputError when the file is malformed.
+absl::StatusOr<std::vector<int64_t>> ReadGenerationStopTokens(const std::string& model_directory);
 // Tokens after which generation stops: generation_config.json's `eos_token_id` where it has one,
-// else config.json's. Empty when neither says. BadInputError when the file is malformed.
+// else config.json's. Empty when neither says. Errors of ReadGenerationStopTokens.
 absl::StatusOr<std::vector<int64_t>> ReadStopTokens(const std::string& model_directory,
                                                     const DecoderConfig& config);
 

@@ -15,6 +15,7 @@
 #include "forebay/base/format.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/model/files/safetensors.h"
 
 namespace forebay {
@@ -135,7 +136,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   impl->path = path;
   const std::string temporary = path + ".tmp";
   ::unlink(temporary.c_str());  // of a writer that was killed
-  FOREBAY_ASSIGN_OR_RETURN(impl->fd, OpenFile(temporary, O_RDWR | O_CREAT | O_EXCL));
+  FOREBAY_ASSIGN_OR_RETURN(impl->fd, CreateSharedFile(temporary, O_RDWR | O_EXCL));
   impl->temporary = temporary;
   impl->file_bytes = static_cast<int64_t>(header.size()) + data_bytes;
   FOREBAY_RETURN_IF_ERROR(Reserve(impl->fd.get(), path, impl->file_bytes));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "forebay/base/errors.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -77,6 +78,27 @@ TEST_F(FileTest, FilesAreCreatedForTheOwnerAlone) {
   EXPECT_EQ(ModeOf(Path("f")), 0600u);
   EXPECT_EQ(ModeOf(Path("d")), 0700u);
   EXPECT_EQ(ModeOf(Path("d/e")), 0700u);
+}
+
+TEST_F(FileTest, SharedFilesAreForWhomTheUmaskLetsReadThem) {
+  const mode_t old_mask = ::umask(027);
+  ASSERT_TRUE(WriteSharedFileAtomically(Path("f"), "x").ok());
+  ASSERT_TRUE(CreateSharedFile(Path("g"), O_WRONLY).ok());
+  ASSERT_TRUE(MakeSharedDirectories(Path("d/e")).ok());
+  ::umask(old_mask);
+  EXPECT_EQ(ModeOf(Path("f")), 0640u);
+  EXPECT_EQ(ModeOf(Path("g")), 0640u);
+  EXPECT_EQ(ModeOf(Path("d")), 0750u);
+  EXPECT_EQ(ModeOf(Path("d/e")), 0750u);
+}
+
+TEST_F(FileTest, APointerOfGitLfsIsNotTakenForTheFile) {
+  ASSERT_TRUE(
+      WriteFileAtomically(Path("f"), "version https://git-lfs.github.com/spec/v1\noid x\n").ok());
+  const absl::Status status = ReadWholeFile(Path("f"), 100).status();
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
+  EXPECT_THAT(MessageOf(status), HasSubstr("f': this is a Git LFS pointer"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("run git lfs pull"));
 }
 
 TEST_F(FileTest, AtomicWriteReplacesALinkInsteadOfWritingThroughIt) {

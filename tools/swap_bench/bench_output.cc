@@ -9,6 +9,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/output_folder.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/tools/print.h"
 #include "forebay/tools/stop_signal.h"
 #include "forebay/tools/swap_bench/svg_plot.h"
@@ -93,8 +94,8 @@ absl::Status OutputFlags::Check() const {
 }
 
 absl::Status OutputFlags::WriteFiles(const Json& results, const std::string& svg) const {
-  if (!out_.empty()) FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(out_, DumpResults(results)));
-  if (!plot_.empty()) FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(plot_, svg));
+  if (!out_.empty()) FOREBAY_RETURN_IF_ERROR(WriteSharedFileAtomically(out_, DumpResults(results)));
+  if (!plot_.empty()) FOREBAY_RETURN_IF_ERROR(WriteSharedFileAtomically(plot_, svg));
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/format.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/measure/report/report_json.h"
 #include "forebay/measure/runs/tune.h"
 #include "forebay/tools/print.h"
@@ -65,7 +66,8 @@ class BenchTuneCommand : public Command {
     // First, as printing may fail.
     absl::Status written;
     if (!out_.empty()) {
-      written = WriteFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION)));
+      written =
+          WriteSharedFileAtomically(out_, DumpResults(ToJson(tuned.profile, FOREBAY_VERSION)));
     }
     PrintTo(stdout, "{}",
             context.json              ? DumpResults(TuneToJson(tuned))

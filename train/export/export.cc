@@ -13,6 +13,7 @@
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/model/files/model_folder.h"
 #include "forebay/train/export/export_manifest.h"
 #include "forebay/train/export/export_weights.h"
@@ -87,7 +88,7 @@ absl::StatusOr<std::vector<std::pair<int64_t, std::string>>> ExportsIn(
 absl::Status FillFolder(const WeightsSource& source, const ExportedModel& model,
                         const std::string& folder,
                         const std::function<absl::Status(double)>& progress) {
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(folder));
+  FOREBAY_RETURN_IF_ERROR(MakeSharedDirectories(folder));
   FOREBAY_ASSIGN_OR_RETURN(
       const std::string digest,
       WriteWeights(source, model.dtype, JoinPath(folder, kWeightsFile), progress));

@@ -11,6 +11,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/train/files/export_files.h"
 
@@ -58,7 +59,7 @@ absl::Status WriteExportManifest(const std::string& folder, const ExportOrigin& 
                      {"step", origin.step},
                      {"store_uuid", ToHex(origin.store)},
                      {"files", files}};
-  return WriteFileAtomically(JoinPath(folder, kExportManifestName), json.dump(2) + "\n");
+  return WriteSharedFileAtomically(JoinPath(folder, kExportManifestName), json.dump(2) + "\n");
 }
 
 absl::StatusOr<ExportCheck> CheckExport(

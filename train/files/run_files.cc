@@ -10,6 +10,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
 #include "forebay/base/output_folder.h"
+#include "forebay/base/shared_file.h"
 
 namespace forebay {
 namespace {
@@ -154,7 +155,7 @@ absl::Status ExportRunFiles(const std::string& folder, const RunFiles& files, DT
       continue;
     }
     if (file.name != kConfigName) {
-      FOREBAY_RETURN_IF_ERROR(WriteFileAtomically(JoinPath(to, file.name), *contents));
+      FOREBAY_RETURN_IF_ERROR(WriteSharedFileAtomically(JoinPath(to, file.name), *contents));
       continue;
     }
     FOREBAY_ASSIGN_OR_RETURN(Json config, ParseJson(*contents, JoinPath(folder, file.name)));

@@ -6,6 +6,7 @@
 
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/report/report_csv.h"
 #include "forebay/train/report/report_events.h"
@@ -18,7 +19,7 @@ namespace forebay {
 namespace {
 
 absl::Status WriteReport(const std::string& path, const std::string& contents, MadeReport& made) {
-  if (const absl::Status written = WriteFileAtomically(path, contents); !written.ok()) {
+  if (const absl::Status written = WriteSharedFileAtomically(path, contents); !written.ok()) {
     return Annotate(written, "the report cannot be written; --out=PATH puts it elsewhere");
   }
   made.files.push_back(path);
@@ -39,7 +40,7 @@ absl::Status WriteEvents(const std::vector<ReportedRun>& runs, const std::string
                          MadeReport& made) {
   for (const ReportedRun& run : runs) {
     const std::string folder = JoinPath(out, run.record.name);
-    FOREBAY_RETURN_IF_ERROR(MakeDirectories(folder));
+    FOREBAY_RETURN_IF_ERROR(MakeSharedDirectories(folder));
     FOREBAY_RETURN_IF_ERROR(WriteReport(JoinPath(folder, "events.out.tfevents.forebay"),
                                         RunEvents(run.record.metrics, EndTimeOf(run.record)),
                                         made));

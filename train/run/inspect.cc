@@ -15,6 +15,7 @@
 #include "forebay/base/process/io_priority.h"
 #include "forebay/base/round_up.h"
 #include "forebay/model/decoder_config.h"
+#include "forebay/model/files/model_folder.h"
 #include "forebay/model/files/safetensors.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/swap/store/store_state.h"
@@ -112,6 +113,8 @@ absl::StatusOr<Json> InspectModel(const std::string& path, const InspectOptions&
   json["hidden"] = config.hidden_size;
   json["vocab"] = config.vocab_size;
   json["max_positions"] = config.max_positions;
+  FOREBAY_ASSIGN_OR_RETURN(json["end_tokens"][kGenerationConfig], ReadGenerationStopTokens(path));
+  json["end_tokens"][kConfigName] = config.eos_token_ids;
   json["num_tensors"] = tensors.size();
   json["params"] = params;
   json["bytes"] = bytes;

@@ -22,7 +22,7 @@ struct InspectOptions {
 // Stable keys (docs/cli.md, "inspect"). Both kinds: kind, path, architecture, num_tensors, params,
 // bytes; with `tensors`, an array of {name, shape, dtype, bytes}; with `hash`, digest
 // (run_folder.h: StateDigest or ModelDigest).
-//   "model": dtypes, and of the architecture layers, hidden, vocab
+//   "model": dtypes, and of the architecture layers, hidden, vocab; end_tokens {file: [token]}
 // with `verify`, verified {bytes, seconds, damaged [{tile, layer, file, offset_bytes, size_bytes,
 // message}], steps [{step, bytes}]}, of a model damaged [{file, message}] and no steps (where that
 // is not empty, the model is not looked at any further: kind, path and verified alone); with

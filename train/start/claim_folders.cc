@@ -13,6 +13,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/json.h"
 #include "forebay/base/output_folder.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/swap/store/store_state.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/files/run_lock.h"
@@ -136,7 +137,7 @@ absl::Status CheckFoldersAreFree(const TrainOptions& options) {
 absl::StatusOr<UniqueFd> ClaimFolders(const TrainOptions& options, std::string* note) {
   const std::string& out = options.out;
   FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(options));
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(out));
+  FOREBAY_RETURN_IF_ERROR(MakeSharedDirectories(out));
   FOREBAY_ASSIGN_OR_RETURN(UniqueFd lock, TakeRunLock(out, note));
   // Another start may have come first, and may even have ended.
   FOREBAY_RETURN_IF_ERROR(LookAtFolders(options));

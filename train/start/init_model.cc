@@ -12,6 +12,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
+#include "forebay/base/shared_file.h"
 #include "forebay/model/files/convert_floats.h"
 #include "forebay/model/files/model_folder.h"
 #include "forebay/model/files/safetensors.h"
@@ -156,7 +157,7 @@ absl::Status WriteModelFolder(const InitOptions& options, const Source& source, 
 // carries config and tokenizer itself; its fingerprint is that of the first training session.
 absl::Status WriteRun(const InitOptions& options, const Source& source, DType dtype,
                       const InitResult& result, const std::function<void(double)>& progress) {
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(result.model));
+  FOREBAY_RETURN_IF_ERROR(MakeSharedDirectories(result.model));
   FOREBAY_RETURN_IF_ERROR(WriteSidecars(source, result.model, dtype));
   FOREBAY_ASSIGN_OR_RETURN(const StoreUuid uuid, NewStoreUuid());
   Json run = {{"format", kRunFormat},
@@ -245,7 +246,7 @@ absl::StatusOr<InitResult> InitModel(const InitOptions& options,
     result.store = JoinPath(options.out, "swap");
     result.precision = NameOf(dtype);
   }
-  FOREBAY_RETURN_IF_ERROR(MakeDirectories(options.out));
+  FOREBAY_RETURN_IF_ERROR(MakeSharedDirectories(options.out));
   // A model folder has it only while it is made: what is removed below is nobody else's.
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(options.out));
   // Another may have come first.

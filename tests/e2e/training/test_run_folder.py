@@ -113,13 +113,21 @@ def test_a_committed_step_without_its_line_gets_one_on_resume(forebay, task, tmp
     assert lines[2] == {key: whole[2][key] for key in ("step", "loss", "grad_norm", "lr", "tokens")}
 
 
-def test_files_belong_to_their_owner_alone(run):
+def modes_of(path):
+    """{path: permissions} of a folder and all that is in it."""
+    return {each: stat.S_IMODE(each.lstat().st_mode) for each in [path, *path.rglob("*")]}
+
+
+def test_models_obey_the_umask_and_stores_are_their_owners_alone(run):
     # The run was made with umask 0.
-    for folder, folders, files in os.walk(run[0].parent / "run"):
-        for name in folders:
-            assert stat.S_IMODE(os.lstat(os.path.join(folder, name)).st_mode) == 0o700, (folder, name)
-        for name in files:
-            assert stat.S_IMODE(os.lstat(os.path.join(folder, name)).st_mode) == 0o600, (folder, name)
+    out = run[0]
+    assert stat.S_IMODE(out.stat().st_mode) == 0o777
+    for model in (out / "model", out / "exports"):
+        for path, mode in modes_of(model).items():
+            assert mode == (0o777 if path.is_dir() else 0o666), path
+    for path, mode in modes_of(out / "swap").items():
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    assert {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir() if path.is_file()} == {0o600}
 
 
 def test_the_resolved_configuration_names_every_origin(run):

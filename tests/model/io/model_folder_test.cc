@@ -34,6 +34,8 @@ TEST_F(ModelFolderTest, GenerationConfigSaysWhereToStop) {
 
 TEST_F(ModelFolderTest, ConfigSaysWhereToStopOtherwise) {
   EXPECT_THAT(ReadStopTokens(directory_, config_).value(), ElementsAre(2));
+  Write("generation_config.json", R"({"eos_token_id": -1})");
+  EXPECT_THAT(ReadStopTokens(directory_, config_).value(), ElementsAre(2));
   Write("generation_config.json", R"({"eos_token_id": null})");
   EXPECT_THAT(ReadStopTokens(directory_, config_).value(), ElementsAre(2));
   config_.eos_token_ids.clear();

@@ -84,11 +84,14 @@ TEST_F(SafetensorsWriterTest, LeavesNothingWhenAbandoned) {
   EXPECT_FALSE(FileExists(Path("model.safetensors.tmp")));
 }
 
-TEST_F(SafetensorsWriterTest, FilesAreReadableByTheirOwnerOnly) {
-  ASSERT_TRUE(Create({})->Finish().ok());
+TEST_F(SafetensorsWriterTest, FilesAreForWhomTheUmaskLetsReadThem) {
+  const mode_t old_mask = ::umask(027);
+  const auto finished = Create({})->Finish();
+  ::umask(old_mask);
+  ASSERT_TRUE(finished.ok());
   struct stat info = {};
   ASSERT_EQ(::stat(Path("model.safetensors").c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  EXPECT_EQ(info.st_mode & 0777, 0640u);
 }
 
 TEST_F(SafetensorsWriterTest, DoesNotWriteThroughALinkInItsWay) {
