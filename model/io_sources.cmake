@@ -12,4 +12,5 @@ set(MODEL_io_SOURCES
   files/safetensors_header.cc
   files/safetensors_index.cc
   files/safetensors_writer.cc
+  files/wrapped_names.cc
 )

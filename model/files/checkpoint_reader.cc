@@ -10,6 +10,8 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
+#include "forebay/base/lfs_pointer.h"
+#include "forebay/model/adapter_folder.h"
 #include "forebay/model/files/convert_floats.h"
 #include "forebay/model/files/json_reader.h"
 #include "forebay/model/files/safetensors.h"
@@ -45,8 +47,11 @@ absl::StatusOr<Shard> OpenShard(const std::string& directory, const std::string&
 
 absl::StatusOr<SafetensorsHeader> ReadHeader(const Shard& shard) {
   const int64_t file_bytes = shard.opened.st_size;
-  std::vector<std::byte> prefix(static_cast<size_t>(std::min<int64_t>(8, file_bytes)));
+  constexpr int64_t kLineBytes = 64;
+  std::vector<std::byte> prefix(static_cast<size_t>(std::min(kLineBytes, file_bytes)));
   FOREBAY_RETURN_IF_ERROR(PreadAll(shard.fd.get(), prefix, 0, shard.path));
+  const std::string_view text(reinterpret_cast<const char*>(prefix.data()), prefix.size());
+  FOREBAY_RETURN_IF_ERROR(RefuseLfsPointer(text, shard.path));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t header_bytes,
                            SafetensorsHeaderBytes(prefix, file_bytes, shard.path));
   prefix.resize(static_cast<size_t>(8 + header_bytes));
@@ -70,6 +75,7 @@ absl::Status CheckUnchanged(const Shard& shard) {
 
 // What to say of a folder without safetensors files.
 absl::Status NoWeightsError(const std::string& directory) {
+  FOREBAY_RETURN_IF_ERROR(RefuseAdapter(directory));
   std::string_view hint =
       "A model folder holds model.safetensors, or model.safetensors.index.json and its shards";
   if (FileExists(JoinPath(directory, "pytorch_model.bin")) ||

@@ -1,6 +1,7 @@
 // Whether a checkpoint holds exactly the tensors that a model needs.
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "fmt/format.h"
@@ -9,6 +10,7 @@
 #include "forebay/model/decoder_config.h"
 #include "forebay/model/files/json_reader.h"
 #include "forebay/model/files/safetensors.h"
+#include "forebay/model/files/wrapped_names.h"
 
 namespace forebay {
 namespace {
@@ -20,15 +22,39 @@ bool IsSupported(std::string_view dtype_name) {
          dtype_name == SafetensorsName(DType::kBF16) || dtype_name == SafetensorsName(DType::kF16);
 }
 
-const CheckpointReader::Tensor* FindUnderAnyName(const CheckpointReader& reader,
-                                                 const DecoderConfig& config,
-                                                 const std::string& name) {
-  if (const auto* const tensor = reader.Find(name)) return tensor;
-  for (const std::string& alternative : AlternativeNames(config, name)) {
-    if (const auto* const tensor = reader.Find(alternative)) return tensor;
+using Tensor = CheckpointReader::Tensor;
+
+// The tensors of a checkpoint, by the names that they have in the model.
+class NamedTensors {
+ public:
+  NamedTensors(const CheckpointReader& reader, std::vector<std::string>& problems)
+      : reader_(reader) {
+    for (const auto& [name, tensor] : reader.tensors()) {
+      const auto [other, added] = by_name_.try_emplace(UnwrappedName(name), &tensor);
+      if (added) continue;
+      problems.push_back(fmt::format("'{}' and '{}' are both '{}'",
+                                     Printable(other->second->entry.name), Printable(name),
+                                     Printable(other->first)));
+    }
   }
-  return nullptr;
-}
+  // nullptr when absent.
+  const Tensor* Find(const std::string& name) const {
+    if (const Tensor* const tensor = reader_.Find(name)) return tensor;
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : found->second;
+  }
+  const Tensor* FindUnderAnyName(const DecoderConfig& config, const std::string& name) const {
+    if (const Tensor* const tensor = Find(name)) return tensor;
+    for (const std::string& alternative : AlternativeNames(config, name)) {
+      if (const Tensor* const tensor = Find(alternative)) return tensor;
+    }
+    return nullptr;
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  std::map<std::string, const Tensor*> by_name_;
+};
 
 std::string MissingText(const std::string& name) {
   const std::string_view hint =
@@ -58,11 +84,11 @@ absl::StatusOr<bool> SameValues(const CheckpointReader& reader, const Checkpoint
 // Some checkpoints of tied models carry the output layer all the same. Where it is not the
 // embedding, transformers does not tie them, and neither reading of the checkpoint is safe to
 // assume.
-absl::Status CheckTiedHead(const CheckpointReader& reader, const DecoderConfig& config,
-                           const CheckpointReader::Tensor& embedding,
+absl::Status CheckTiedHead(const CheckpointReader& reader, const NamedTensors& named,
+                           const DecoderConfig& config, const CheckpointReader::Tensor& embedding,
                            std::vector<std::string>& problems) {
   const CheckpointReader::Tensor* const head =
-      config.tied_embeddings ? reader.Find("lm_head.weight") : nullptr;
+      config.tied_embeddings ? named.Find("lm_head.weight") : nullptr;
   if (head == nullptr) return absl::OkStatus();
   bool same = head->entry.shape == embedding.entry.shape && IsSupported(head->entry.dtype_name) &&
               IsSupported(embedding.entry.dtype_name);
@@ -84,8 +110,9 @@ absl::StatusOr<std::vector<const CheckpointReader::Tensor*>> MatchCheckpoint(
   std::vector<std::string> problems;
   std::vector<const CheckpointReader::Tensor*> matched;
   std::set<std::string_view> used;
+  const NamedTensors named(reader, problems);
   for (const TensorSpec& spec : inventory.tensors()) {
-    const CheckpointReader::Tensor* const tensor = FindUnderAnyName(reader, config, spec.name);
+    const CheckpointReader::Tensor* const tensor = named.FindUnderAnyName(config, spec.name);
     matched.push_back(tensor);
     if (tensor == nullptr) {
       problems.push_back(MissingText(spec.name));
@@ -102,14 +129,14 @@ absl::StatusOr<std::vector<const CheckpointReader::Tensor*>> MatchCheckpoint(
                                      tensor->entry.name, tensor->entry.dtype_name));
     }
     if (spec.role == static_cast<int>(TensorRole::kTokenEmbedding)) {
-      FOREBAY_RETURN_IF_ERROR(CheckTiedHead(reader, config, *tensor, problems));
+      FOREBAY_RETURN_IF_ERROR(CheckTiedHead(reader, named, config, *tensor, problems));
     }
   }
   for (const auto& [name, tensor] : reader.tensors()) {
-    if (used.contains(name) || IsIgnorableTensor(config, name)) continue;
+    if (used.contains(name) || IsIgnorableTensor(config, UnwrappedName(name))) continue;
     problems.push_back(fmt::format(
-        "'{}' is in the checkpoint, but {} as config.json describes it has no such tensor",
-        Printable(name), config.architecture));
+        "'{}' is in the checkpoint, but {} as config.json describes it has no such tensor{}",
+        Printable(name), config.architecture, CauseOfUnknownTensor(name)));
   }
   if (problems.empty()) return matched;
   const size_t total = problems.size();

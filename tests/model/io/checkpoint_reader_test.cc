@@ -120,6 +120,22 @@ TEST_F(CheckpointReaderTest, SaysThatAFolderHasNoWeights) {
   EXPECT_THAT(OpenError(), HasSubstr("save_pretrained"));
 }
 
+TEST_F(CheckpointReaderTest, SaysThatAFolderHasTheWeightsOfAnAdapterAlone) {
+  Write("adapter_config.json", "{}");
+  Write("adapter_model.safetensors", MakeSafetensors({{"a", DType::kF32, {1}, {5}}}));
+  EXPECT_THAT(OpenError(), AllOf(HasSubstr("has an adapter"), HasSubstr("merge_and_unload")));
+}
+
+TEST_F(CheckpointReaderTest, SaysThatAFileIsAPointerOfGitLfs) {
+  constexpr std::string_view kPointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+  Write("model.safetensors", kPointer);
+  EXPECT_THAT(OpenError(), HasSubstr("model.safetensors': this is a Git LFS pointer"));
+  std::filesystem::remove(Path("model.safetensors"));
+  Write("model.safetensors.index.json", kPointer);
+  EXPECT_THAT(OpenError(), HasSubstr("index.json': this is a Git LFS pointer"));
+}
+
 TEST_F(CheckpointReaderTest, RefusesATruncatedFile) {
   std::string file = MakeSafetensors({{"a", DType::kF32, {4}, {1, 2, 3, 4}}});
   file.pop_back();

@@ -59,6 +59,42 @@ TEST_F(MatchCheckpointTest, FindsTensorsWithoutThePrefixAndSkipsOldBuffers) {
   EXPECT_TRUE(Match().ok());
 }
 
+TEST_F(MatchCheckpointTest, FindsTensorsUnderTheNamesThatWrappersGiveThem) {
+  for (const char* prefix : {"_orig_mod.", "module.", "module._orig_mod.", "base_model.model."}) {
+    UseConfig(LlamaSample());
+    for (SampleTensor& tensor : tensors_) tensor.name = prefix + tensor.name;
+    const auto matched = Match();
+    ASSERT_TRUE(matched.ok()) << matched.status();
+    EXPECT_EQ((*matched)[0]->entry.name, prefix + inventory_.tensors()[0].name);
+  }
+  UseConfig(LlamaSample());
+  for (SampleTensor& tensor : tensors_) {
+    if (tensor.name.starts_with("model.")) tensor.name.insert(5, ".language_model");
+  }
+  EXPECT_TRUE(Match().ok());
+  UseConfig(Gpt2Sample());
+  for (SampleTensor& tensor : tensors_)
+    tensor.name = "_orig_mod." + tensor.name.substr(std::string("transformer.").size());
+  EXPECT_TRUE(Match().ok());
+}
+
+TEST_F(MatchCheckpointTest, ATensorUnderTwoNamesIsRefused) {
+  UseConfig(LlamaSample());
+  tensors_.push_back(Tensor("model.norm.weight"));
+  tensors_.back().name = "module.model.norm.weight";
+  EXPECT_THAT(Error(), HasSubstr("'model.norm.weight' and 'module.model.norm.weight' are both"));
+}
+
+TEST_F(MatchCheckpointTest, SaysWhyTensorsOfAnAdapterAreNotRead) {
+  UseConfig(LlamaSample());
+  for (SampleTensor& tensor : tensors_) tensor.name = "base_model.model." + tensor.name;
+  tensors_.push_back({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+                      DType::kF32,
+                      {1, 2},
+                      {1, 2}});
+  EXPECT_THAT(Error(), AllOf(HasSubstr("lora_A"), HasSubstr("merge_and_unload of PEFT")));
+}
+
 TEST_F(MatchCheckpointTest, NamesMissingUnexpectedMisshapenAndMistypedTensorsAtOnce) {
   UseConfig(LlamaSample());
   Tensor("model.norm.weight").name = "model.norms.weight";
