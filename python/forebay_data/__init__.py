@@ -4,6 +4,6 @@ The forebay binary runs this program as git runs git-foo. docs/formats.md descri
 """
 
 # Part of every cache key: raise it whenever the same input would be packed into other bytes.
-PACKER_VERSION = 2
+PACKER_VERSION = 3
 # Tokens per row of text where --seq is not given, as `forebay train` has it.
 DEFAULT_SEQ = 1024

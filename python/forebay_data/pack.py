@@ -31,6 +31,7 @@ class Corpus:
         self.num_samples = 0
         self.num_truncated = 0
         self.num_cut = 0
+        self.notes = []
 
     def add(self, sample):
         begin, length = len(self._tokens), len(sample.tokens)
@@ -203,15 +204,16 @@ def raise_problem(message):
     raise BadInputError(message)
 
 
-def read_corpus(options, config, tokenizer, on_problem=raise_problem, on_sample=None):
+def read_corpus(options, config, tokenizer, on_problem=raise_problem, on_sample=None, find_unwritten=False):
     """All usable samples of --data. `on_sample` sees each of them."""
     reader = SampleReader(options.data, tokenizer, config, lambda: load_chat_template(tokenizer, options.template),
-                          SampleOptions(options.seq, options.truncate), on_problem)
+                          SampleOptions(options.seq, options.truncate, find_unwritten), on_problem)
     corpus = Corpus(options.seq)
     for sample in reader:
         corpus.add(sample)
         if on_sample is not None:
             on_sample(sample)
+    corpus.notes = reader.notes()
     return corpus
 
 
@@ -228,6 +230,7 @@ def info_of(corpus, builder, options, config, tokenizer):
             "bos_token_id": tokenizer.bos_id,
             "num_truncated": corpus.num_truncated,
             "num_cut": corpus.num_cut,
+            "notes": corpus.notes,
         },
     }
     return PackedInfo(rows=builder.num_rows, seq=options.seq, vocab_size=config.vocab_size,
@@ -252,14 +255,16 @@ def report_of(path, packed):
         "vocab_size": packed.vocab_size,
         "digest": packed.digest,
         "tokenizer_digest": packed.info.get("tokenizer_digest", ""),
+        "notes": provenance.get("notes", []),
     }
 
 
 def describe(report):
-    """The report in one line for people."""
+    """The report for people: a line, and one for each note."""
     return (f"{report['path']}: {count_of(report['samples'], 'sample')}, {count_of(report['tokens'], 'token')} "
             f"({report['trained']:,} trained) in {count_of(report['rows'], 'row')} of {report['seq']}, "
-            f"{100 * report['padding_share']:.1f} % padding" + (", from the cache" if report["cached"] else ""))
+            f"{100 * report['padding_share']:.1f} % padding" + (", from the cache" if report["cached"] else "")
+            + "".join(f"\nnote: {note}" for note in report["notes"]))
 
 
 def _pack_to(path, options, config, tokenizer):
@@ -277,11 +282,11 @@ def _cache_key(options, config, tokenizer):
         template = read_bytes(options.template, "the chat template").hex()
     else:
         try:
-            template = load_chat_template(tokenizer).text
+            template = load_chat_template(tokenizer).texts
         except BadInputError:
             pass  # only chats need one, and they will say so
     parts = (PACKER_VERSION, packed_file.VERSION, os.path.splitext(options.data)[1].lower(), _file_digest(options.data), tokenizer.digest,
-             tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.special_tokens.items()), template, config.vocab_size,
+             tokenizer.bos_id, tokenizer.eos_id, sorted(tokenizer.end_ids), sorted(tokenizer.special_tokens.items()), template, config.vocab_size,
              config.max_positions, options.seq, options.truncate)
     return xxhash.xxh3_128_hexdigest(repr(parts).encode("utf-8", "surrogatepass"))
 

@@ -7,7 +7,8 @@ import signal
 import sys
 
 from .errors import BadInputError
-from .samples import lines_in, parse_prompt, prompts_in_file, require_whole
+from .messages import tools_of
+from .samples import lines_in, parse_prompt, prompts_in_file, require_whole, two_bos_note
 from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
@@ -21,10 +22,10 @@ def encode(options):
     prompts all of them in a list, with the line of each."""
     tokenizer = ModelTokenizer(options.model, ModelConfig(options.model), _say_nothing)
     stop_ids = tokenizer.stop_ids()
-    template = None
+    template, has_noted = None, False
 
     def tokens_of(record, name):
-        nonlocal template
+        nonlocal template, has_noted
         if options.chat and "prompt" in record:
             record = {"messages": [{"role": "user", "content": record["prompt"]}]}
         if "prompt" in record:
@@ -32,11 +33,15 @@ def encode(options):
         else:
             template = template or load_chat_template(tokenizer, options.template, datetime.datetime.now,
                                                       FOR_GENERATION)
-            text = template.render(record["messages"], True, f"{name}: ")
+            tools = tools_of(record, name)
+            text = template.for_tools(tools).render(record["messages"], True, f"{name}: ", tools)
         require_whole(text, name)
         tokens = tokenizer.encode(text, f"{name}: ")
         if "prompt" in record:
-            tokens = tokenizer.prefix_ids + tokens
+            tokens = tokenizer.prefix_of(tokens) + tokens
+        if tokenizer.has_two_bos(tokens) and not has_noted:
+            has_noted = True
+            print(f"forebay-data: note: {name}: {two_bos_note(tokenizer)}", file=sys.stderr, flush=True)
         if not tokens:
             raise BadInputError(
                 f"{name} has no token: the tokenizer knows nothing of what is in it. Write something else"

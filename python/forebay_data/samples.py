@@ -14,9 +14,14 @@ import numpy as np
 
 from .errors import BadInputError, count_of
 from .files import Progress, parse_json, refuse_lfs_pointer
+from .messages import check_messages, check_text, tools_of
+from .notes import Notes
+from .spans import continuation, tokens_at_bounds
 from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, size_in_utf8
 
 RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
+# That a chat may have beside its messages.
+CHAT_KEYS = {"tools"}
 
 # At most so many records, and texts of GROUP_BYTES, are tokenized together: enough to use every core.
 BATCH_RECORDS = 1024
@@ -44,6 +49,7 @@ class Sample:
 class SampleOptions:
     seq: int               # tokens per row
     truncate: bool = False
+    find_unwritten: bool = False  # what a chat template writes nothing of, which takes a while: for notes
 
 
 class SampleReader:
@@ -61,8 +67,9 @@ class SampleReader:
         self._template = None
         self._options = options
         self._on_problem = on_problem
+        self._notes = Notes()
         self._limit = min(options.seq, config.max_positions or options.seq)
-        self._eos = tokenizer.require_eos()
+        tokenizer.require_eos()
 
     def __iter__(self):
         suffix = os.path.splitext(self.path)[1].lower()
@@ -76,10 +83,16 @@ class SampleReader:
         found = False
         for sample in samples:
             found = True
+            if self._tokenizer.has_two_bos(sample.tokens):
+                self._notes.add(sample.where, two_bos_note(self._tokenizer))
             if self._is_usable(sample):
                 yield sample
         if not found:
             raise BadInputError(f"'{self.path}' has no text: data is empty")
+
+    def notes(self):
+        """What became of the samples so far that whoever gave them may not expect."""
+        return self._notes.lines()
 
     # ---- Files to records ----
 
@@ -130,19 +143,21 @@ class SampleReader:
         return [text], lambda ids: self._text_sample(where, np.asarray(ids[0], dtype=np.uint32))
 
     def _text_sample(self, where, ids):
-        tokens = np.concatenate([np.asarray(self._tokenizer.prefix_ids, dtype=np.uint32), ids,
-                                 np.asarray([self._eos], dtype=np.uint32)])
+        around = self._tokenizer.prefix_of(ids), self._tokenizer.suffix_of(ids)
+        before, after = (np.asarray(part, dtype=np.uint32) for part in around)
+        tokens = np.concatenate([before, ids, after])
         return _sample(where, "text", tokens, np.ones(len(tokens), dtype=bool))
 
     def _plan_prompt(self, where, record):
+        prompt, completion = record["prompt"], record["completion"]
+        require_whole(prompt + completion, f"{where}: 'prompt' with 'completion'")
+
         def make(ids):
-            prompt = self._tokenizer.prefix_ids + ids[0]
-            tokens = np.asarray(prompt + ids[1] + [self._eos], dtype=np.uint32)
-            trained = np.arange(len(tokens)) >= len(prompt)
-            return self._fit(_sample(where, "prompt", tokens, trained))
-        for key in ("prompt", "completion"):
-            require_whole(record[key], f"{where}: '{key}'")
-        return [record["prompt"], record["completion"]], make
+            before = self._tokenizer.prefix_of(ids[0]) + ids[0]
+            completed = continuation(ids[0], ids[1], completion, prompt, self._tokenizer)
+            tokens = np.asarray(before + completed + self._tokenizer.suffix_of(completed), dtype=np.uint32)
+            return self._fit(_sample(where, "prompt", tokens, np.arange(len(tokens)) >= len(before)))
+        return [prompt, prompt + completion], make
 
     def _plan_chat(self, where, record):
         try:
@@ -150,20 +165,26 @@ class SampleReader:
                 self._template = self._load_template()
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None
-        text, spans = self._template.render_with_spans(record["messages"], self._tokenizer.special_texts, f"{where}: ")
-        require_whole(text, f"{where}: the chat, as {self._template.name} writes it,")
+        tools = tools_of(record, where)
+        template = self._template.for_tools(tools)
+        text, spans = template.render_with_spans(record["messages"], self._tokenizer.turn_tokens, f"{where}: ", tools)
+        spans = [span for span in spans if span[0] < span[1]]
+        require_whole(text, f"{where}: the chat, as {template.name} writes it,")
+        if self._options.find_unwritten:
+            for what in template.unwritten(record["messages"], f"{where}: ", tools):
+                self._notes.add(where, f"{template.name} writes nothing of {what}: it is not trained")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})
         prefix_bytes = sum(bounds) * size_in_utf8(text) // max(len(text), 1)
         if prefix_bytes > MAX_CHAT_BYTES:
             raise BadInputError(f"{where}: the chat has {size_in_utf8(text):,} bytes, and the assistant speaks in {len(spans):,} "
                                 f"places of it: tokenized up to each of them that is {prefix_bytes:,} bytes, of which at most "
                                 f"{MAX_CHAT_BYTES:,} are taken: split it into several chats")
-        prefixes = itertools.chain([text], (text[:bound] for bound in bounds[:-1]))
+        prefixes = (text[:bound] for bound in bounds)
 
         def make(ids):
             # A text longer than a group is tokenized on demand.
-            ids = iter(ids or self._tokenizer.encode_each(prefixes, f"{where}: "))
-            tokens, ends = _join_at_bounds(text, bounds, ids, self._tokenizer)
+            ids = ids or self._tokenizer.encode_each(prefixes, f"{where}: ")
+            tokens, ends = tokens_at_bounds(text, bounds, ids, self._tokenizer)
             trained = np.zeros(len(tokens), dtype=bool)
             position_of = {0: 0, **dict(zip(bounds, ends))}
             for begin, end in spans:
@@ -211,14 +232,18 @@ class SampleReader:
         return False
 
 
+def two_bos_note(tokenizer):
+    return (f"it begins with two BOS tokens ('{tokenizer.special_tokens['bos_token']}'), which the model has never seen: leave "
+            "the one in the data out, or the one in the chat template")
+
+
 def parse_record(text, where):
     """(kind, record) of one JSON line, checked."""
     record = _parse_object(text, where)
     keys = set(record)
     for kind, wanted in RECORD_KINDS.items():
-        if keys == set(wanted):
-            check = _check_messages if kind == "messages" else _check_strings
-            check(record, where)
+        if keys - (CHAT_KEYS if kind == "messages" else set()) == set(wanted):
+            _check_record(kind, record, where)
             return kind, record
     known = {key for wanted in RECORD_KINDS.values() for key in wanted}
     unknown = sorted(keys - known)
@@ -282,13 +307,11 @@ def prompts_in_file(path):
 def parse_prompt(text, where):
     """{"prompt": str} or {"messages": [...]} of one JSON line, checked."""
     record = _parse_object(text, where)
-    if set(record) == {"prompt"}:
-        _check_strings(record, where)
-    elif set(record) == {"messages"}:
-        _check_messages(record, where)
-    else:
+    kind = "prompt" if set(record) == {"prompt"} else "messages" if set(record) - CHAT_KEYS == {"messages"} else None
+    if kind is None:
         raise BadInputError(f"{where}: the keys {_quoted(record)} do not make a prompt; a line has either 'prompt' or "
                             "'messages'")
+    _check_record(kind, record, where)
     return record
 
 
@@ -306,30 +329,13 @@ def _parse_object(text, where):
     return record
 
 
-def _check_strings(record, where):
+def _check_record(kind, record, where):
+    if kind == "messages":
+        check_messages(record["messages"], where)
+        tools_of(record, where)
+        return
     for key, value in record.items():
-        _check_text(value, f"'{key}'", where)
-
-
-def _check_messages(record, where):
-    messages = record["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise BadInputError(f"{where}: 'messages' must be a list of at least one {{\"role\", \"content\"}} object")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or "role" not in message or "content" not in message:
-            raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'")
-        _check_text(message["role"], f"the role of message {number}", where)
-        _check_text(message["content"], f"the content of message {number}", where)
-
-
-def _check_text(value, what, where):
-    if not isinstance(value, str):
-        raise BadInputError(f"{where}: {what} is a JSON {type(value).__name__}; it must be a string")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise BadInputError(f"{where}: {what} has half of a surrogate pair (\\ud800 to \\udfff), which is no "
-                            "character") from None
+        check_text(value, f"'{key}'", where)
 
 
 def _object_without_duplicates(pairs):
@@ -347,25 +353,6 @@ def _quoted(keys):
 def _sample(where, kind, tokens, trained):
     trained[:1] = False  # nothing comes before it that could predict it
     return Sample(where, kind, tokens, trained)
-
-
-def _join_at_bounds(text, bounds, encoded, tokenizer):
-    """Tokens of `text` with a token boundary at each of `bounds`, and the number of tokens before each.
-
-    `encoded` gives the tokens of the text, which is text[:bounds[-1]], and then of each other text[:bounds[k]]. Where those
-    are a beginning of the whole text's tokens, that tokenization has the boundaries already; else the pieces are tokenized
-    apart, as they are in generation.
-    """
-    whole, ends = next(encoded), []
-    for prefix in encoded:
-        if whole[:len(prefix)] != prefix:
-            break
-        ends.append(len(prefix))
-    else:
-        return np.asarray(whole, dtype=np.uint32), [*ends, len(whole)]
-    pieces = tokenizer.encode_batch([text[begin:end] for begin, end in zip([0] + bounds, bounds)])
-    tokens = np.concatenate([np.asarray(piece, dtype=np.uint32) for piece in pieces])
-    return tokens, list(np.cumsum([len(piece) for piece in pieces]))
 
 
 def require_data(path):

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from . import packed_file
-from .errors import BadInputError, UsageError, count_of
+from .errors import UsageError, count_of
 from .pack import (MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, require_same_tokenizer,
                    settle_seq)
 from .samples import SampleOptions, SampleReader, require_data
@@ -58,11 +58,11 @@ def check(options):
     settle_seq(options)
     problems = []
     corpus = read_corpus(options, config, tokenizer, problems.append,
-                         lambda sample: statistics.add(sample.kind, sample.tokens, sample.trained))
-    report = {}
+                         lambda sample: statistics.add(sample.kind, sample.tokens, sample.trained), find_unwritten=True)
+    report = {"notes": corpus.notes}
     if corpus.num_samples:
         builder = RowBuilder(corpus, options.seq)
-        report = report_of(options.data, info_of(corpus, builder, options, config, tokenizer))
+        report |= report_of(options.data, info_of(corpus, builder, options, config, tokenizer))
         del report["digest"]
     return {**report, **statistics.report(), "problems": problems[:MAX_PROBLEMS_SHOWN], "num_problems": len(problems)}
 
@@ -72,8 +72,9 @@ def describe_check(report):
     for name, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {count:,}" for key, count in value.items())
-        if name not in ("problems", "path"):
+        if name not in ("problems", "path", "notes"):
             lines.append(f"{name:26}{value:,}" if isinstance(value, int) else f"{name:26}{value}")
+    lines += [f"note: {note}" for note in report["notes"]]
     return "\n".join(lines + [f"problem: {problem}" for problem in report["problems"]])
 
 
@@ -122,7 +123,7 @@ def _shown(where, tokens, trained, tokenizer):
 
 class _Statistics:
     def __init__(self, tokenizer):
-        self._eos, self._bos = tokenizer.eos_id, tokenizer.bos_id
+        self._tokenizer, self._eos = tokenizer, tokenizer.eos_id
         self._kinds = Counter()
         self._lengths = []
         self._with_eos = self._with_trained_eos = self._with_two_bos = 0
@@ -133,8 +134,7 @@ class _Statistics:
         is_eos = tokens == self._eos
         self._with_eos += bool(is_eos.any())
         self._with_trained_eos += bool((is_eos & trained).any())
-        self._with_two_bos += bool(self._bos is not None and self._bos != self._eos and len(tokens) > 1
-                                   and (tokens[:2] == self._bos).all())
+        self._with_two_bos += bool(self._tokenizer.has_two_bos(tokens))
 
     def report(self):
         report = {"kinds": dict(self._kinds)}

@@ -1,10 +1,11 @@
-"""Chat templates: rendering them as transformers does, and finding what the assistant says in the result.
+"""Chat templates: rendering them as transformers does. Where the assistant speaks in the result is found in turns.py.
 
 Templates come with models from the network, so they run in jinja2's sandbox and see plain JSON data only.
 """
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import re
@@ -16,6 +17,9 @@ import jinja2.sandbox
 from .bounds import bounded
 from .errors import BadInputError
 from .files import read_bytes
+from .messages import for_template
+from .turns import find_turns, without_space_behind_end
+from .unwritten import find_unwritten
 
 # Training data must not change from day to day, so templates that print a date get this one while packing: the
 # date that Llama 3's own template falls back to. Prompts for generation get today's.
@@ -83,10 +87,11 @@ def _at(where):
 
 
 class ChatTemplate:
-    def __init__(self, text, source, special_tokens, now=lambda: PACKING_DATE):
-        self.text = text
+    def __init__(self, text, source, special_tokens, now=lambda: PACKING_DATE, with_tools=None):
+        self.texts = (text, *(with_tools.texts if with_tools else ()))
         self.name = f"the chat template in {source}"
         self._special_tokens = special_tokens
+        self._with_tools = with_tools
         self._has_generation_blocks = re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
         try:
             with bounded(f"compiling {self.name}", "correct it, or give another one with --template"):
@@ -102,78 +107,62 @@ class ChatTemplate:
             raise BadInputError(f"{self.name} cannot be compiled ({error}): correct it, or give another one with "
                                 "--template") from None
 
-    def _render_marked(self, messages, add_generation_prompt):
+    def for_tools(self, tools):
+        """The template for a chat with or without tools: a model may have one for each."""
+        return self if tools is None or self._with_tools is None else self._with_tools
+
+    def _render_marked(self, messages, add_generation_prompt, tools):
+        variables = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None,
+                     **self._special_tokens}
+        is_complete = all(message.get("content") is not None for message in messages)
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt,
-                                         tools=None, documents=None, **self._special_tokens)
+            return self._template.render(messages=for_template(messages), **variables)
         except MemoryError:
             raise
         except Exception as error:  # what a template computes may fail in any way
-            raise BadInputError(f"{self.name} refuses this chat: {error}") from None
+            problem = f"{self.name} refuses this chat: {error}"
+        if is_complete:
+            raise BadInputError(problem)
+        try:
+            return self._template.render(messages=for_template(messages, null_content=True), **variables)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise BadInputError(f"{problem}. If that is for a turn without 'content', give it \"content\": \"\" (with null "
+                                f"instead it refuses the chat too: {error})") from None
 
     def _bounded(self, where):
         return bounded(f"{where}writing this chat with {self.name}",
                        "correct the template, give another one with --template, or shorten the chat")
 
-    def render(self, messages, add_generation_prompt=False, where=""):
+    def render(self, messages, add_generation_prompt=False, where="", tools=None):
         """The rendered chat. `where`: the chat's place and ": ", which errors begin with."""
         with self._bounded(where), _at(where):
-            return self._render(messages, add_generation_prompt)
+            return self._render(messages, add_generation_prompt, tools)
 
-    def render_with_spans(self, messages, special_texts, where=""):
+    def render_with_spans(self, messages, tokens, where="", tools=None):
         """The rendered chat, and the spans [begin, end) of its characters that the assistant generates.
 
-        `special_texts`: the tokenizer's special tokens, of which one ends a turn.
+        `tokens`: the tokenizer's TurnTokens.
         """
         with self._bounded(where), _at(where):
-            return self._render_with_spans(messages, special_texts)
+            return self._render_with_spans(messages, tokens, tools)
 
-    def _render(self, messages, add_generation_prompt=False):
-        text = self._render_marked(messages, add_generation_prompt)
+    def unwritten(self, messages, where="", tools=None):
+        """What of the chat the template writes nothing of, in words."""
+        with self._bounded(where), _at(where):
+            return find_unwritten(functools.partial(self._render, tools=tools), messages) + (
+                ["the tools"] if tools and self._render(messages) == self._render(messages, tools=tools) else [])
+
+    def _render(self, messages, add_generation_prompt=False, tools=None):
+        text = self._render_marked(messages, add_generation_prompt, tools)
         return _spans_between_marks(text)[0] if self._has_generation_blocks else text
 
-    def _render_with_spans(self, messages, special_texts):
-        if self._has_generation_blocks:
-            return _spans_between_marks(self._render_marked(messages, False))
-        text = self._render(messages)
-        spans = []
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                spans.append(self._turn_span(text, messages, index, special_texts))
-        return text, spans
-
-    def _turn_span(self, text, messages, index, special_texts):
-        """From where the template hands over to the assistant, to the token that ends the turn.
-
-        Prefixes of the chat tell both places. Templates that write earlier turns otherwise than last ones (Qwen3
-        drops the thinking) break the second prefix, some refuse the first: then the place of the content tells.
-        """
-        begin = self._length_if_prefix(text, messages[:index], True)
-        end = self._length_if_prefix(text, messages[:index + 1], False)
-        if begin is None or end is None:
-            content_begin, content_end = self._content_span(text, messages, index)
-            begin = content_begin if begin is None else begin
-            end = len(text) if end is None and index + 1 == len(messages) else end
-            end = content_end + _turn_end(text[content_end:], special_texts) if end is None else end
-        return begin, begin + _without_trailing_space(text[begin:end], special_texts)
-
-    def _length_if_prefix(self, text, messages, add_generation_prompt):
-        try:
-            prefix = self._render(messages, add_generation_prompt)
-        except BadInputError:
-            return None
-        return len(prefix) if text.startswith(prefix) else None
-
-    def _content_span(self, text, messages, index):
-        marked = list(messages)
-        marked[index] = {**messages[index], "content": _BEGIN}
-        rendered = self._render_marked(marked, False)
-        head, mark, tail = rendered.partition(_BEGIN)
-        if not mark or not text.startswith(head) or not text.endswith(tail):
-            raise BadInputError(f"{self.name} writes turn {index + 1} in a way that does not "
-                                "show what the assistant says; mark it with {% generation %} blocks and pack the data "
-                                "with 'forebay data pack --template=FILE'")
-        return len(head), len(text) - len(tail)
+    def _render_with_spans(self, messages, tokens, tools):
+        if not self._has_generation_blocks:
+            return find_turns(functools.partial(self._render, tools=tools), messages, tokens, self.name)
+        text, spans = _spans_between_marks(self._render_marked(messages, False, tools))
+        return text, [(begin, begin + without_space_behind_end(text[begin:end], tokens)) for begin, end in spans]
 
 
 def _spans_between_marks(marked):
@@ -186,46 +175,47 @@ def _spans_between_marks(marked):
     return text, spans
 
 
-def _turn_end(tail, special_texts):
-    """How much of `tail` (what follows the content) still belongs to the turn: its end token, when it is next."""
-    stripped = tail.lstrip()
-    for special in special_texts:
-        if stripped.startswith(special):
-            return len(tail) - len(stripped) + len(special)
-    return 0
-
-
-def _without_trailing_space(turn, special_texts):
-    """The turn's length without the white space that templates write after its end token: no model generates it."""
-    stripped = turn.rstrip()
-    return len(stripped) if stripped.endswith(special_texts) else len(turn)
-
-
 FOR_PACKING = ("pack the data with 'forebay data pack --template=FILE', or use prompt and completion instead of "
                "messages")
 FOR_GENERATION = "or give the text to continue with --prompt instead of --chat"
 
 
 def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE, advice=FOR_PACKING):
-    """The template of --template, of chat_template.jinja or of tokenizer_config.json.
+    """The template of --template, of chat_template.jinja or of tokenizer_config.json, where 'tool_use' is of chats with tools.
 
     `advice`: what else can be done where there is none.
     """
-    what = "the chat template"
-    in_folder = os.path.join(tokenizer.folder, "chat_template.jinja")
-    path = template_path or (in_folder if os.path.lexists(in_folder) else None)
-    if path is not None:
-        try:
-            text = read_bytes(path, what).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise BadInputError(f"'{path}' is not UTF-8 (byte {error.start}): {what}") from None
-        return ChatTemplate(text, f"'{path}'", tokenizer.special_tokens, now)
-    path = os.path.join(tokenizer.folder, "tokenizer_config.json")
-    text = tokenizer.settings.get("chat_template")
-    if isinstance(text, list):
-        named = {entry.get("name"): entry.get("template") for entry in text if isinstance(entry, dict)}
-        text = named.get("default")
-    if not isinstance(text, str):
+    named = {"default": _read(template_path)} if template_path is not None else _templates_of_model(tokenizer)
+    if "default" not in named:
         raise BadInputError(f"the model in '{tokenizer.folder}' has no chat template (neither chat_template.jinja nor "
                             f"'chat_template' in tokenizer_config.json): put its chat_template.jinja there, {advice}")
-    return ChatTemplate(text, f"'{path}'", tokenizer.special_tokens, now)
+    with_tools = None
+    for name in ("tool_use", "default"):
+        if name in named:
+            text, path = named[name]
+            with_tools = template = ChatTemplate(text, f"'{path}'", tokenizer.special_tokens, now, with_tools)
+    return template
+
+
+def _templates_of_model(tokenizer):
+    """{name: (text, path)} of those that are used."""
+    files = {"default": os.path.join(tokenizer.folder, "chat_template.jinja"),
+             "tool_use": os.path.join(tokenizer.folder, "additional_chat_templates", "tool_use.jinja")}
+    found = {name: _read(path) for name, path in files.items() if os.path.lexists(path)}
+    if "default" in found:
+        return found
+    path = os.path.join(tokenizer.folder, "tokenizer_config.json")
+    texts = tokenizer.settings.get("chat_template")
+    if isinstance(texts, list):
+        texts = {entry.get("name"): entry.get("template") for entry in texts if isinstance(entry, dict)}
+    elif isinstance(texts, str):
+        texts = {"default": texts}
+    return {name: (text, path) for name, text in (texts or {}).items() if name in files and isinstance(text, str)}
+
+
+def _read(path):
+    what = "the chat template"
+    try:
+        return read_bytes(path, what).decode("utf-8"), path
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"'{path}' is not UTF-8 (byte {error.start}): {what}") from None

@@ -1,6 +1,7 @@
 """The tokenizer of a model folder and what forebay needs to know about it."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -12,6 +13,7 @@ import xxhash
 from .bounds import MEMORY_BYTES, bounded
 from .errors import BadInputError, warn
 from .files import MAX_TOKENIZER_BYTES, read_bytes, read_json, read_json_if_present
+from .turns import TurnTokens
 
 # A text is tokenized in pieces of about this many characters, so that memory stays bounded and cores share the
 # work. Pieces end only where a window around the cut shows that cutting changes no token.
@@ -122,12 +124,32 @@ class ModelTokenizer:
 
     def _find_prefix(self):
         with self._usable(), self._bounded("", 0):
-            plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-            full = self._tokenizer.encode("a", add_special_tokens=True).ids
-        for start in range(len(full) - len(plain) + 1):
-            if full[start:start + len(plain)] == plain:
-                return full[:start]
-        return []
+            full = self._tokenizer.encode("a", add_special_tokens=True)
+        return [i for i, _ in itertools.takewhile(lambda pair: pair[1], zip(full.ids, full.special_tokens_mask))]
+
+    def prefix_of(self, ids):
+        """What the tokenizer puts before a text with these tokens: nothing if it begins so already, as with a BOS of its own."""
+        return [] if list(ids[:len(self.prefix_ids)]) == self.prefix_ids else self.prefix_ids
+
+    def suffix_of(self, ids):
+        """EOS; nothing if the tokens end where generation does already."""
+        return [] if len(ids) and int(ids[-1]) in self.end_ids else [self.require_eos()]
+
+    def has_two_bos(self, ids):
+        """Whether the tokens begin with BOS twice, which no training has taught a model."""
+        return self.bos_id not in (None, self.eos_id) and len(ids) > 1 and ids[0] == ids[1] == self.bos_id
+
+    @functools.cached_property
+    def end_ids(self):
+        """Where a sample ends without another EOS, and a turn of a chat does."""
+        return frozenset([*self.stop_ids(), self.require_eos()])
+
+    @functools.cached_property
+    def turn_tokens(self):
+        """The texts that tell where a turn of a chat ends."""
+        texts = [self._tokenizer.id_to_token(i) for i in sorted(self.end_ids)]
+        bos = self.special_tokens.get("bos_token")
+        return TurnTokens(tuple(filter(None, texts)), self.special_texts, (bos,) if bos else ())
 
     def require_eos(self):
         if self.eos_id is None:
@@ -224,6 +246,10 @@ class ModelTokenizer:
     def decode(self, ids, skip_special_tokens=False):
         with self._usable(), self._bounded("", 4 * len(ids)):
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def joined(self, ids):
+        """The tokens as the vocabulary has them, one behind the other."""
+        return "".join(self._tokenizer.id_to_token(int(i)) or "" for i in ids)
 
     def stop_ids(self):
         """Where generation ends: generation_config.json's list; else config.json's, and where training ends a text."""

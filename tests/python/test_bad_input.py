@@ -179,7 +179,7 @@ def test_check_lists_every_problem(model, tmp_path):
 
 
 def test_check_counts_eos_and_doubled_bos(bos_model, tmp_path):
-    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"text": "<|im_start|>the cat"}])
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"text": "<|im_start|><|im_start|>the cat"}])
     report = show.check(pack_options(bos_model, data, 64))
     assert report["samples_with_trained_eos"] == 2 and report["samples_with_doubled_bos"] == 1
     assert report["kinds"] == {"text": 2}

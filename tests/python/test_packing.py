@@ -60,7 +60,7 @@ def test_every_token_of_a_long_text_but_the_first_is_predicted_once(model, token
     assert all(left[-1] == right[0] for left, right in zip(predicted, predicted[1:]))
 
 
-def test_prompt_and_completion_are_tokenized_apart_and_only_the_completion_is_trained(model, tokenizer, tmp_path):
+def test_completion_that_begins_within_a_token_is_spelled_by_others_and_only_it_is_trained(model, tokenizer, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"prompt": "the ca", "completion": "t sat"}])
     _, tokens, flags = pack_file(model, data, 64, tmp_path / "o")
     prompt, completion = tokenizer.encode("the ca"), tokenizer.encode("t sat")
@@ -226,9 +226,12 @@ def test_cache_depends_on_text_settings_and_model(model, bos_model, tmp_path):
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
     longer = make_model(tmp_path / "longer", positions=4096)
+    stopped = make_model(tmp_path / "stopped")
+    (stopped / "generation_config.json").write_text('{"eos_token_id": [0, 2]}')
     reports = [cache_report(model, data, tmp_path / "c"), cache_report(model, other, tmp_path / "c"),
                cache_report(model, data, tmp_path / "c", seq=16), cache_report(bos_model, data, tmp_path / "c"),
                cache_report(model, data, tmp_path / "c", truncate=True), cache_report(longer, data, tmp_path / "c"),
+               cache_report(stopped, data, tmp_path / "c"),
                cache_report(model, data, tmp_path / "c", template=str(template))]
     assert len({report["path"] for report in reports}) == len(reports)
     assert not any(report["cached"] for report in reports)

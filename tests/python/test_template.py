@@ -4,8 +4,9 @@ import pytest
 from conftest import CHATML, SPECIAL_TOKENS
 
 from forebay_data.errors import BadInputError
-from forebay_data.samples import _join_at_bounds
+from forebay_data.spans import tokens_at_bounds
 from forebay_data.template import ChatTemplate
+from forebay_data.turns import TurnTokens
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -49,9 +50,12 @@ def template(text):
     return ChatTemplate(text, "'test'", SPECIAL)
 
 
-def generated(text, chat=CHAT, special_texts=(*SPECIAL_TOKENS, "</s>")):
-    rendered, spans = template(text).render_with_spans(chat, special_texts)
-    assert rendered == template(text).render(chat)
+TOKENS = TurnTokens(("</s>", "<|im_end|>"), (*SPECIAL_TOKENS, "</s>"), ("<s>",))
+
+
+def generated(text, chat=CHAT, tools=None):
+    rendered, spans = template(text).render_with_spans(chat, TOKENS, tools=tools)
+    assert rendered == template(text).render(chat, tools=tools)
     return [rendered[begin:end] for begin, end in spans]
 
 
@@ -74,7 +78,7 @@ def test_dates_do_not_change_from_day_to_day_while_packing():
     (DEFAULT_SYSTEM, ["A cat <|im_end|>", "Meow<|im_end|>"]),
     (TRIMMED, ["A cat</s>", "Meow</s>"]),
     (STRICT, ["A cat </s>", "Meow</s>"]),
-    (THINKING, ["A cat <|im_end|>", "<think>\n\n</think>\n\nMeow<|im_end|>"]),
+    (THINKING, ["A cat <|im_end|>", "Meow<|im_end|>"]),
     (BLOCKS, ["A cat </s>", "Meow</s>"]),
 ])
 def test_turns_of_the_assistant_are_found(text, turns):
@@ -87,9 +91,9 @@ def test_chat_may_begin_with_the_assistant():
 
 def test_turn_that_repeats_earlier_text_is_found_where_it_is():
     chat = [{"role": "user", "content": "Meow"}, {"role": "assistant", "content": "Meow"}] * 2
-    rendered, spans = template(THINKING).render_with_spans(chat, tuple(SPECIAL_TOKENS))
+    rendered, spans = template(THINKING).render_with_spans(chat, TOKENS)
     assert [begin for begin, _ in spans] == [rendered.index("assistant\nMeow") + len("assistant\n"),
-                                             rendered.index("<think>")]
+                                             rendered.index("</think>\n\n") + len("</think>\n\n")]
 
 
 def test_template_that_hides_the_answer_is_refused():
@@ -117,16 +121,18 @@ def test_syntax_error_names_the_line():
         template("{{ messages }}\n{% for %}")
 
 
+def at_bounds(tokenizer, text, bounds):
+    return tokens_at_bounds(text, bounds, iter(tokenizer.encode_batch([text[:bound] for bound in bounds])), tokenizer)
+
+
 def test_boundaries_fall_between_tokens(tokenizer):
     text = "assistant\n\n\nHello"
-    bounds = [len("assistant\n"), len(text)]
-    tokens, ends = _join_at_bounds(text, bounds, iter(tokenizer.encode_batch([text, text[:bounds[0]]])), tokenizer)
+    tokens, ends = at_bounds(tokenizer, text, [len("assistant\n"), len(text)])
     assert tokenizer.decode(tokens[:ends[0]]) == "assistant\n"
     assert tokenizer.decode(tokens[ends[0]:ends[1]]) == "\n\nHello"
 
 
 def test_whole_tokenization_is_kept_where_it_has_the_boundaries(tokenizer):
     text = "<|im_start|>user\nHello<|im_end|>"
-    bounds = [len("<|im_start|>user\n"), len(text)]
-    tokens, ends = _join_at_bounds(text, bounds, iter(tokenizer.encode_batch([text, text[:bounds[0]]])), tokenizer)
+    tokens, ends = at_bounds(tokenizer, text, [len("<|im_start|>user\n"), len(text)])
     assert tokens.tolist() == tokenizer.encode(text) and ends[1] == len(tokens)
