@@ -14,6 +14,7 @@ from tokenizer_kinds import BOS, EOS, UNKNOWN
 
 from forebay_data import prompts
 from forebay_data.samples import SampleOptions, SampleReader
+from forebay_data.spans import continuation
 from forebay_data.template import ChatTemplate
 from forebay_data.tokenizer import ModelConfig
 from forebay_data.turns import TurnTokens
@@ -78,6 +79,16 @@ def test_completion_is_what_generation_from_the_prompt_produces(kind, model, tmp
         is_ended = completion.endswith(EOS)
         check_continuation(kind, tokenizer, begun, generated if is_ended else generated[:-1], prompt + completion)
         assert (before[:2] == [tokenizer.bos_id] * 2) is False
+
+
+def test_every_place_of_a_text_may_be_where_generation_begins(kind, model):
+    tokenizer = load_tokenizer(model)
+    text = "A: The cat's life, worlds!  12345\n\nuser:\tIt's e\u0301 日本語 Hello</think>"
+    whole = tokenizer.encode(text)
+    for place in range(len(text) + 1):
+        before = tokenizer.encode(text[:place])
+        generated = continuation(before, whole, text[place:], text[:place], tokenizer)
+        check_continuation(kind, tokenizer, before, generated, text)
 
 
 def runs(flags):
