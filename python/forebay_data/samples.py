@@ -16,7 +16,7 @@ from .errors import BadInputError, count_of
 from .files import Progress, parse_json, refuse_lfs_pointer
 from .messages import check_messages, check_text, tools_of
 from .notes import Notes
-from .spans import continuation, tokens_at_bounds
+from .spans import continuation, texts_of, tokens_at_bounds, windows_at_bounds
 from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, size_in_utf8
 
 RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
@@ -174,23 +174,24 @@ class SampleReader:
             for what in template.unwritten(record["messages"], f"{where}: ", tools):
                 self._notes.add(where, f"{template.name} writes nothing of {what}: it is not trained")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})
-        prefix_bytes = sum(bounds) * size_in_utf8(text) // max(len(text), 1)
-        if prefix_bytes > MAX_CHAT_BYTES:
+        windows = windows_at_bounds(text, bounds, self._tokenizer)
+        texts = texts_of(text, windows)
+        size_bytes = sum(begin + bound - 2 * start for start, begin, bound in windows) * size_in_utf8(text) // max(len(text), 1)
+        if size_bytes > MAX_CHAT_BYTES:
             raise BadInputError(f"{where}: the chat has {size_in_utf8(text):,} bytes, and the assistant speaks in {len(spans):,} "
-                                f"places of it: tokenized up to each of them that is {prefix_bytes:,} bytes, of which at most "
+                                f"places of it: tokenized up to each of them that is {size_bytes:,} bytes, of which at most "
                                 f"{MAX_CHAT_BYTES:,} are taken: split it into several chats")
-        prefixes = (text[:bound] for bound in bounds)
 
         def make(ids):
             # A text longer than a group is tokenized on demand.
-            ids = ids or self._tokenizer.encode_each(prefixes, f"{where}: ")
-            tokens, ends = tokens_at_bounds(text, bounds, ids, self._tokenizer)
+            ids = ids or self._tokenizer.encode_each(texts, f"{where}: ")
+            tokens, ends = tokens_at_bounds(text, windows, ids, self._tokenizer)
             trained = np.zeros(len(tokens), dtype=bool)
             position_of = {0: 0, **dict(zip(bounds, ends))}
             for begin, end in spans:
                 trained[position_of[begin]:position_of[end]] = True
             return self._fit(_sample(where, "messages", tokens, trained))
-        return list(prefixes) if prefix_bytes <= GROUP_BYTES else [], make
+        return list(texts) if size_bytes <= GROUP_BYTES else [], make
 
     def _fit(self, sample):
         """Prompts and chats that are longer than a row: an error, or cut with --truncate."""

@@ -4,6 +4,7 @@ The tokens up to a boundary are those of the text up to there. What follows them
 where it has others instead, a token goes across the boundary, and the tokens of what follows are found that spell the same.
 """
 
+import bisect
 import itertools
 import unicodedata
 
@@ -14,16 +15,39 @@ import numpy as np
 _BEFORE = ("", "\ufdd0", "\n", "\t", ".", "a", "z", "Q", "0", "(", "_", "\u4e2d", "\u00e9", "\U0001f600", "\n\n", "x.")
 
 
-def tokens_at_bounds(text, bounds, encoded, tokenizer):
-    """Tokens of `text`, and the number of tokens before each of `bounds`, the last of which is the end of the text.
+def windows_at_bounds(text, bounds, tokenizer):
+    """[(start, begin, bound)] for each piece [begin, bound) of the text: from `start` on the text counts for its tokens.
 
-    `encoded` gives the tokens of text[:bound] for each of them, in order.
+    A tokenizer looks for its special tokens first, and then at what is between two of them alone: so that is the last of
+    them that ends before the piece.
     """
-    tokens, ends, begin, before = [], [], 0, []
-    for bound, prefix in zip(bounds, encoded):
-        tokens += continuation(before, prefix, text[begin:bound], text[:begin], tokenizer)
+    pattern = tokenizer.special_pattern
+    specials = [match.span() for match in pattern.finditer(text)] if pattern else []
+    ends = [end for _, end in specials]
+    windows = []
+    for begin, bound in zip([0, *bounds], bounds):
+        last = bisect.bisect_right(ends, begin) - 1
+        windows.append((specials[last][0] if last >= 0 else 0, begin, bound))
+    return windows
+
+
+def texts_of(text, windows):
+    """What tokens_at_bounds wants the tokens of: what is before each piece, and that with the piece."""
+    for start, begin, bound in windows:
+        yield text[start:begin]
+        yield text[start:bound]
+
+
+def tokens_at_bounds(text, windows, encoded, tokenizer):
+    """Tokens of `text`, whose last piece ends with it, and the number of tokens up to the end of each piece.
+
+    `encoded` gives the tokens of texts_of, in order.
+    """
+    encoded, tokens, ends = iter(encoded), [], []
+    for _, begin, bound in windows:
+        before = next(encoded)
+        tokens += continuation(before, next(encoded), text[begin:bound], text[:begin], tokenizer)
         ends.append(len(tokens))
-        begin, before = bound, prefix
     return np.asarray(tokens, dtype=np.uint32), ends
 
 

@@ -151,6 +151,13 @@ class ModelTokenizer:
         bos = self.special_tokens.get("bos_token")
         return TurnTokens(tuple(filter(None, texts)), self.special_texts, (bos,) if bos else ())
 
+    @functools.cached_property
+    def special_pattern(self):
+        """Finds the special tokens in a text, as far as their places do not depend on what is around them; None: it has none."""
+        texts = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()
+                 if token.special and token.content and not token.normalized and not token.single_word]
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
+
     def require_eos(self):
         if self.eos_id is None:
             raise BadInputError(f"the tokenizer in '{self.folder}' names no EOS token, so samples could not be ended: "

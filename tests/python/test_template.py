@@ -1,10 +1,12 @@
 """Chat templates: the same text as transformers renders, and the right places trained."""
 
+import re
+
 import pytest
 from conftest import CHATML, SPECIAL_TOKENS
 
 from forebay_data.errors import BadInputError
-from forebay_data.spans import tokens_at_bounds
+from forebay_data.spans import texts_of, tokens_at_bounds, windows_at_bounds
 from forebay_data.template import ChatTemplate
 from forebay_data.turns import TurnTokens
 
@@ -122,7 +124,8 @@ def test_syntax_error_names_the_line():
 
 
 def at_bounds(tokenizer, text, bounds):
-    return tokens_at_bounds(text, bounds, iter(tokenizer.encode_batch([text[:bound] for bound in bounds])), tokenizer)
+    windows = windows_at_bounds(text, bounds, tokenizer)
+    return tokens_at_bounds(text, windows, tokenizer.encode_batch(texts_of(text, windows)), tokenizer)
 
 
 def test_boundaries_fall_between_tokens(tokenizer):
@@ -136,3 +139,11 @@ def test_whole_tokenization_is_kept_where_it_has_the_boundaries(tokenizer):
     text = "<|im_start|>user\nHello<|im_end|>"
     tokens, ends = at_bounds(tokenizer, text, [len("<|im_start|>user\n"), len(text)])
     assert tokens.tolist() == tokenizer.encode(text) and ends[1] == len(tokens)
+
+
+def test_tokens_are_those_of_the_whole_chat_though_only_parts_of_it_are_tokenized(tokenizer):
+    text = "".join(f"<|im_start|>user\nthe cat {n}<|im_end|>\n<|im_start|>assistant\nran {n}<|im_end|>\n" for n in range(50))
+    ends = [match.end() for match in re.finditer(r"assistant\n|ran \d+<.im_end.>", text)] + [len(text)]
+    windows = windows_at_bounds(text, ends, tokenizer)
+    assert sum(map(len, texts_of(text, windows))) < 3 * len(text)
+    assert at_bounds(tokenizer, text, ends)[0].tolist() == tokenizer.encode(text)
