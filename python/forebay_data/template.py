@@ -151,8 +151,7 @@ class ChatTemplate:
     def unwritten(self, messages, where="", tools=None):
         """What of the chat the template writes nothing of, in words."""
         with self._bounded(where), _at(where):
-            return find_unwritten(functools.partial(self._render, tools=tools), messages) + (
-                ["the tools"] if tools and self._render(messages) == self._render(messages, tools=tools) else [])
+            return find_unwritten(self._render, messages, tools)
 
     def _render(self, messages, add_generation_prompt=False, tools=None):
         text = self._render_marked(messages, add_generation_prompt, tools)

@@ -172,6 +172,7 @@ def test_text_that_ends_generation_ends_the_turn():
      ["message 2 (assistant)"]),
     (PLAIN_CALLS.replace("+ m.content + '\n</tool", "+ '\n</tool"), ["message 3 (tool)"]),
     (PLAIN_CALLS.replace("{% if tools %}", "{% if false %}"), ["the tools"]),
+    (PLAIN_CALLS.replace("{% if tools %}", "{{ tools[0].function.name }}{% if false %}"), []),
     ("{% for m in messages if m.role != 'tool' and not m.tool_calls %}{{ m.role + m.content + '<|im_end|>' }}{% endfor %}",
      ["message 2 (assistant)", "message 3 (tool)", "the tools"]),
 ])
