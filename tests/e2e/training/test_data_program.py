@@ -106,6 +106,19 @@ def test_chat_is_the_models_template_around_the_message(forebay, model, tmp_path
     assert as_chat["tokens"] != plain["tokens"] and as_chat["prompt_tokens"] != plain["prompt_tokens"]
 
 
+def test_two_bos_are_noted_once_by_train_and_by_generate(forebay, model, tmp_path):
+    chatty = shutil.copytree(model, tmp_path / "chatty")
+    settings = json.loads((chatty / "tokenizer_config.json").read_text())
+    settings = {**settings, "bos_token": "<|pad|>", "chat_template": CHAT_TEMPLATE.replace("message['role'] + ': ' + ", "")}
+    (chatty / "tokenizer_config.json").write_text(json.dumps(settings))
+    chat = [{"role": "user", "content": "<|pad|>and it"}, {"role": "assistant", "content": "came to pass"}]
+    (tmp_path / "d.jsonl").write_text(2 * (json.dumps({"messages": chat}) + "\n"))
+    done = forebay.run("train", model=chatty, data=tmp_path / "d.jsonl", out=tmp_path / "run", seq=32, batch=1, steps=1, ram="1GiB")
+    assert (done.stdout + done.stderr).count("two BOS tokens ('<|pad|>')") == 1
+    done = forebay.run("generate", model=chatty, chat="<|pad|>and it", max_tokens=1, ram="1GiB")
+    assert done.stderr.count("two BOS tokens ('<|pad|>')") == 1
+
+
 def test_text_is_written_as_it_is_generated(beside, model, tmp_path):
     """The decoder holds back what follows the first text until that has been read from the pipe."""
     held = beside(f"""[ "$1" = decode ] || exec "$real" "$@"
