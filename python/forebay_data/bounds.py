@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 import signal
+import threading
 
 from .errors import BadInputError
 
@@ -36,16 +37,29 @@ def _counted_bytes():
     return int(os.pread(_statm_of(os.getpid()), 256, 0).split()[5]) * _PAGE_BYTES
 
 
+# The limits are of the whole process: one block at a time.
+_one = threading.Lock()
+
+
 class bounded:
     """A block that may take `scale` times the limits. BadInputError from a block that needs more memory.
 
-    `what` and `cure` are for that error: "what took more than so much of ...: cure". Blocks are not nested.
+    `what` and `cure` are for that error: "what took more than so much of ...: cure". Blocks are not nested. A block waits
+    for that of another thread.
     """
 
     def __init__(self, what, cure, scale=1):
         self._what, self._cure, self._scale = what, cure, max(scale, 1)
 
     def __enter__(self):
+        _one.acquire()
+        try:
+            self._begin()
+        except BaseException:  # a signal's too: another thread may wait
+            _one.release()
+            raise
+
+    def _begin(self):
         self._before = resource.getrlimit(resource.RLIMIT_DATA)
         given = [limit for limit in self._before if limit != resource.RLIM_INFINITY]
         most = _counted_bytes() + int(self._scale * MEMORY_BYTES)
@@ -54,9 +68,12 @@ class bounded:
         signal.setitimer(signal.ITIMER_PROF, self._scale * CPU_SECONDS)
 
     def __exit__(self, kind, error, trace):
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_DATA, self._before)
-        note[:1] = _NOTE_END
+        try:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+            note[:1] = _NOTE_END
+        finally:
+            _one.release()
         if kind is not None and issubclass(kind, MemoryError):
             raise BadInputError(_too_much(self._what, _memory_text(self._scale), self._cure)) from None
 

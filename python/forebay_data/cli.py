@@ -39,7 +39,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _add_data_arguments(parser, default_seq):
     parser.add_argument("--model", required=True, help="Hugging Face model folder (config.json, tokenizer.json)")
-    parser.add_argument("--data", required=True, help=".txt, .jsonl or packed file")
+    parser.add_argument("--data", required=True, action="append", metavar="PATH[:WEIGHT]",
+                        help="texts, rows or chats: a file or a folder of them, with how often an epoch passes over it; "
+                             "several with commas between them, or given several times; or one packed file")
     parser.add_argument("--seq", type=int, help=f"tokens per row (default: {default_seq}; a packed file has its own)")
     parser.add_argument("--truncate", action="store_true", help="cut over-long prompts and chats instead of refusing")
     parser.add_argument("--template", help="chat template to use instead of the model's")
@@ -132,6 +134,8 @@ def main(arguments):
     sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         options = _make_parser().parse_args(arguments)
+        if "data" in options:
+            options.data = ",".join(options.data)
         functions = _functions_of(options.command)
         # From here on Ctrl-C cleans up: temporary files are removed on the way out. Not before: Python's imports would
         # tell of it, or forget it.

@@ -9,6 +9,7 @@ import time
 from .bounds import bounded
 from .errors import BadInputError, StorageError
 
+SHORT_JSON_CHARS = 1 << 16
 # As base/json.h has both.
 MAX_CONFIG_BYTES = 16 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -41,11 +42,13 @@ def refuse_lfs_pointer(path, beginning):
         raise BadInputError(f"'{path}': this is a Git LFS pointer, not the file itself; run git lfs pull")
 
 
-def parse_json(text, where, **options):
-    """json.loads, with a ValueError in words that say what to change; JSONDecodeError of a syntax error."""
+def parse_json(text, where, parse=json.loads, **options):
+    """`parse`, with a ValueError in words that say what to change; JSONDecodeError of a syntax error."""
     try:
-        with bounded(f"{where}: reading its JSON", "leave out what is not needed of it"):
-            return json.loads(text, **options)
+        # The limits are out of reach of a short text, and setting them takes longer than reading it.
+        is_short = len(text) < SHORT_JSON_CHARS
+        with contextlib.nullcontext() if is_short else bounded(f"{where}: reading its JSON", "leave out what is not needed of it"):
+            return parse(text, **options)
     except json.JSONDecodeError:
         raise
     except RecursionError:
@@ -143,6 +146,12 @@ class Progress:
         self._begin_s = time.monotonic()
         self._next_s = self._begin_s + 2
         self._live = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.close()
 
     def update(self, done):
         now = time.monotonic()

@@ -15,7 +15,7 @@ def check_text(value, what, where):
 
 def _check_characters(value, what, where):
     """Of every string in `value`."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.isascii():
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:

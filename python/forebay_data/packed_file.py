@@ -1,14 +1,16 @@
 """Packed token files, byte for byte as docs/formats.md describes them; data/packed_file.h is the other reader."""
 
+import contextlib
 import json
 import os
 import struct
+import tempfile
 from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
 
-from .errors import BadInputError
+from .errors import BadInputError, StorageError
 from .files import PRIVATE, atomic_writer
 
 MAGIC = b"FBPACKED"
@@ -55,11 +57,10 @@ class PackedInfo:
 
 
 def is_packed(path):
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (FileNotFoundError, IsADirectoryError):
+    if not os.path.isfile(path):  # a pipe would be waited for
         return False
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
 
 
 def write_packed(path, info, blocks):
@@ -87,6 +88,51 @@ def write_packed(path, info, blocks):
         file.seek(0)
         file.write(header + _HEADER_DIGEST.pack(xxhash.xxh3_64_intdigest(header + info_bytes)))
     info.digest = content.hexdigest()
+
+
+class RowSpool:
+    """Rows on their way into a packed file, which begins with how many they are. In `folder`, under no name."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        with self._errors():
+            self._parts = [tempfile.TemporaryFile(dir=folder) for _ in range(2)]
+        self._shapes = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        for file in self._parts:
+            file.close()
+
+    def append(self, tokens, flags):
+        """tokens: <u4 [n, seq], flags: u1 [n, seq]."""
+        with self._errors():
+            for file, part in zip(self._parts, (tokens, flags)):
+                file.write(part.data)
+        self._shapes.append(tokens.shape)
+
+    def blocks(self):
+        """Yields what was appended."""
+        for file in self._parts:
+            file.seek(0)
+        for shape in self._shapes:
+            yield tuple(_read_array(file, dtype, shape) for file, dtype in zip(self._parts, ("<u4", "u1")))
+
+    @contextlib.contextmanager
+    def _errors(self):
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"writing rows to a temporary file in '{self._folder}' failed: {error.strerror}. Check the space and "
+                               "the permissions there: twice the size of the packed file is needed") from error
+
+
+def _read_array(file, dtype, shape):
+    array = np.empty(shape, dtype)
+    file.readinto(array.data.cast("B"))
+    return array
 
 
 def write_rows(path, tokens, flags, vocab_size):
@@ -139,15 +185,17 @@ def map_contents(path, packed):
 
 def check_contents(path, packed):
     """Compares the digests of tokens and flags, and of the rows' checksums, with the header's. BadInputError."""
-    content = _content_hasher(packed)
-    rows_per_block = max(1, (1 << 22) // packed.seq)
-    for array in map_contents(path, packed):
-        for row in range(0, packed.rows, rows_per_block):
-            content.update(np.ascontiguousarray(array[row:row + rows_per_block]).data)
+    content, checksums = _content_hasher(packed), xxhash.xxh3_128()
+    # Read and not mapped: pages that are mapped count as the program's memory.
+    with open(path, "rb") as file:
+        file.seek(packed.tokens_offset)
+        for hasher, size_bytes in ((content, 5 * packed.rows * packed.seq), (checksums, 8 * packed.rows)):
+            while size_bytes and (data := file.read(min(size_bytes, 1 << 22))):
+                hasher.update(data)
+                size_bytes -= len(data)
     if content.hexdigest() != packed.digest:
         raise _broken(path, "its tokens do not match their checksum")
-    checksums = np.memmap(path, dtype="<u8", mode="r", offset=packed.checksums_offset, shape=(packed.rows,))
-    if xxhash.xxh3_128_digest(checksums.data) != packed.checksums_digest:
+    if checksums.digest() != packed.checksums_digest:
         raise _broken(path, "the checksums of its rows do not match theirs")
 
 

@@ -1,66 +1,67 @@
-"""Text files and JSON lines become samples: token ids, and which of them are trained.
+"""Data becomes samples: token ids, and which of them are trained.
 
 The rules are docs/formats.md, "From text to samples".
 """
 
 import itertools
-import json
 import os
-import stat
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from .errors import BadInputError, count_of
-from .files import Progress, parse_json, refuse_lfs_pointer
+from .files import Progress
+from .long_text import LongText
 from .messages import check_messages, check_text, tools_of
 from .notes import Notes
+from .row_files import lines_in, open_regular, opened, parse_object, rows_in, text_chunks
+from .rows import COLUMNS, RowReader, chat_turns, trained_turns
+from .sources import TEXT
 from .spans import continuation, texts_of, tokens_at_bounds, windows_at_bounds
-from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, size_in_utf8
+from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, as_array, size_in_utf8
 
-RECORD_KINDS = {"text": ("text",), "prompt": ("prompt", "completion"), "messages": ("messages",)}
-# That a chat may have beside its messages.
+# That a prompt may have beside its messages.
 CHAT_KEYS = {"tools"}
-
 # At most so many records, and texts of GROUP_BYTES, are tokenized together: enough to use every core.
 BATCH_RECORDS = 1024
 # A text of more characters than this is tokenized in pieces.
-LONG_TEXT_CHARS = 1 << 19
-# A line is in memory several times while its JSON is read.
-MAX_LINE_BYTES = 16 << 20
+LONG_TEXT_CHARS = 1 << 16
+# Of a long text about so many tokens are a sample of their own.
+PART_TOKENS = 1 << 16
 # A chat is tokenized up to each of its turns: so much of it in all, which takes minutes.
 MAX_CHAT_BYTES = 1 << 30
 # The purpose of a file, in errors.
-DATA_FILE = "--data names a .txt, .jsonl or packed file"
 PROMPT_FILE = "--prompts names a .txt or .jsonl file"
 
 
 @dataclass
 class Sample:
-    where: str             # "data.jsonl:12", for messages
-    kind: str              # a key of RECORD_KINDS
-    tokens: np.ndarray     # uint32
-    trained: np.ndarray    # bool: this token is a prediction target; never the first
+    where: str              # "data.jsonl:12", for messages
+    kind: str               # "text", "prompt" or "messages"
+    tokens: np.ndarray      # uint32
+    trained: np.ndarray     # bool: this token is a prediction target; never the first
     truncated: bool = False
+    continues: bool = False # the next part of a long text, whole rows behind the part before; their one common token is first
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    seq: int               # tokens per row
+    seq: int                # tokens per row
     truncate: bool = False
+    template: str = None    # of --template; None: the model's
     find_unwritten: bool = False  # what a chat template writes nothing of, which takes a while: for notes
 
 
 class SampleReader:
-    """Iterates over the samples of a file; `read_bytes` says how far it got.
+    """Gives the samples of sources, one after the other.
 
     `on_problem(message)` is told about samples that cannot be trained on; it may raise to stop there. Files that
-    cannot be read at all (not UTF-8, not JSON, unknown keys) always raise BadInputError.
+    cannot be read at all (not UTF-8, not JSON, unknown columns) always raise BadInputError.
     """
 
-    def __init__(self, path, tokenizer, config, load_template, options, on_problem):
-        self.path = path
+    def __init__(self, sources, tokenizer, config, load_template, options, on_problem):
+        self.sources = sources
         self._tokenizer = tokenizer
         self._config = config
         self._load_template = load_template
@@ -70,83 +71,112 @@ class SampleReader:
         self._notes = Notes()
         self._limit = min(options.seq, config.max_positions or options.seq)
         tokenizer.require_eos()
+        self._rows = RowReader(self._has_template)
+        self._thread = ThreadPoolExecutor(1)
+        self._batch = None  # rows, and what gives the tokens of their texts
 
     def __iter__(self):
-        suffix = os.path.splitext(self.path)[1].lower()
-        if suffix == ".txt":
-            samples = self._text_file()
-        elif suffix in (".jsonl", ".json"):
-            samples = self._json_lines()
-        else:
-            raise BadInputError(f"'{self.path}' is neither a packed file, nor named .txt or .jsonl: name it after what "
-                                "it holds")
-        found = False
-        for sample in samples:
-            found = True
-            if self._tokenizer.has_two_bos(sample.tokens):
-                self._notes.add(sample.where, two_bos_note(self._tokenizer))
-            if self._is_usable(sample):
-                yield sample
+        for source in self.sources:
+            yield from self.samples_of(source)
+
+    def samples_of(self, source):
+        found = is_usable = False
+        for file in source.files:
+            for sample in self._text_file(file) if file.kind == TEXT else self._row_file(file):
+                found = True
+                if not sample.continues or is_usable:
+                    is_usable = self._is_in_vocabulary(sample) and (sample.continues or self._is_usable(sample))
+                if not sample.continues and self._tokenizer.has_two_bos(sample.tokens):
+                    self._notes.add(sample.where, two_bos_note(self._tokenizer))
+                if is_usable:
+                    yield sample
         if not found:
-            raise BadInputError(f"'{self.path}' has no text: data is empty")
+            raise BadInputError(f"'{source.name}' has no text: data is empty")
 
     def notes(self):
-        """What became of the samples so far that whoever gave them may not expect."""
-        return self._notes.lines()
+        """What became of the data that whoever gave it may not expect."""
+        return self._rows.notes() + self._notes.lines()
 
-    # ---- Files to records ----
+    def _has_template(self):
+        in_folder = os.path.join(self._tokenizer.folder, "chat_template.jinja")
+        return (self._options.template is not None or os.path.lexists(in_folder)
+                or self._tokenizer.settings.get("chat_template") is not None)
 
-    def _text_file(self):
-        with _open(self.path, DATA_FILE) as file:
-            text = _decode(file.read(), self.path, 0, 1).removeprefix("\ufeff")
-        if not text.strip():
-            return
-        progress = Progress(f"tokenizing {os.path.basename(self.path)}", len(text))
-        ids = self._tokenizer.encode_long(text, progress, f"{self.path}: ")
-        progress.close()
-        yield self._text_sample(self.path, ids)
+    # ---- Files to records
 
-    def _json_lines(self):
-        progress = Progress(f"tokenizing {os.path.basename(self.path)}", os.path.getsize(self.path))
+    def _text_file(self, file):
+        with opened(file) as (stream, _):
+            if not any(map(str.strip, text_chunks(stream, file.path))):
+                return
+        with opened(file) as (stream, done), Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
+            yield from self._long_text(file.path, _watched(text_chunks(stream, file.path), done, progress))
+
+    def _row_file(self, file):
         plans = {"text": self._plan_text, "prompt": self._plan_prompt, "messages": self._plan_chat}
         batch, batch_bytes = [], 0
-        for number, end, text in _lines_of(self.path, DATA_FILE):
-            where = f"{self.path}:{number}"
-            kind, record = parse_record(text, where)
-            texts, make = plans[kind](where, record)
-            batch.append((number, texts, make))
-            batch_bytes += sum(map(size_in_utf8, texts))
-            if len(batch) == BATCH_RECORDS or batch_bytes >= GROUP_BYTES:
-                yield from self._encode(batch)
-                batch, batch_bytes = [], 0
-                progress.update(end)
-        yield from self._encode(batch)
-        progress.close()
+        with Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
+            for row in rows_in(file, COLUMNS):
+                kind, record = self._rows.record(row)
+                check_record(kind, record, row.where)
+                is_long = kind == "text" and len(record["text"]) > LONG_TEXT_CHARS
+                if not is_long:
+                    texts, make = plans[kind](row.where, record)
+                    batch.append((row, texts, make))
+                    batch_bytes += sum(map(size_in_utf8, texts))
+                if is_long or len(batch) == BATCH_RECORDS or batch_bytes >= GROUP_BYTES:
+                    yield from self._encode(batch, file.path)
+                    batch, batch_bytes = [], 0
+                    progress.update(row.done)
+                if is_long:
+                    yield from self._encode([], file.path)
+                    yield from self._long_text(row.where, [record["text"]])
+            yield from self._encode(batch, file.path)
+            yield from self._encode([], file.path)
 
-    # ---- Records to samples ----
+    # ---- Records to samples
 
-    def _encode(self, batch):
-        """Tokenizes many records at once: every record asks for the texts it needs and makes its sample of them."""
-        if not batch:
-            return
-        first, last = batch[0][0], batch[-1][0]
-        lines = f":{first}" if first == last else f", lines {first} to {last}"
-        encoded = self._tokenizer.encode_each(itertools.chain.from_iterable(texts for _, texts, _ in batch),
-                                              f"{self.path}{lines}: ")
-        for _, texts, make in batch:
-            yield make(list(itertools.islice(encoded, len(texts))))
+    def _encode(self, batch, path):
+        """Tokenizes many records at once: every record asks for the texts it needs and makes its sample of them.
+
+        Gives the samples of the batch before, while those of this one are tokenized.
+        """
+        before, self._batch = self._batch, None
+        if batch:
+            first, last = batch[0][0], batch[-1][0]
+            where = first.where if first is last else f"{path}, rows {first.number} to {last.number}"
+            texts = [text for _, texts, _ in batch for text in texts]
+            self._batch = batch, self._thread.submit(self._tokenizer.encode_batch, texts, f"{where}: ")
+        if before is not None:
+            encoded = iter(before[1].result())
+            for _, texts, make in before[0]:
+                yield make(list(itertools.islice(encoded, len(texts))))
 
     def _plan_text(self, where, record):
-        text = record["text"]
-        if len(text) > LONG_TEXT_CHARS:
-            return [], lambda _: self._text_sample(where, self._tokenizer.encode_long(text, where=f"{where}: "))
-        return [text], lambda ids: self._text_sample(where, np.asarray(ids[0], dtype=np.uint32))
+        return [record["text"]], lambda ids: _text_sample(where, as_array([
+            *self._tokenizer.prefix_of(ids[0]), *ids[0], *self._tokenizer.suffix_of(ids[0])]))
 
-    def _text_sample(self, where, ids):
-        around = self._tokenizer.prefix_of(ids), self._tokenizer.suffix_of(ids)
-        before, after = (np.asarray(part, dtype=np.uint32) for part in around)
-        tokens = np.concatenate([before, ids, after])
-        return _sample(where, "text", tokens, np.ones(len(tokens), dtype=bool))
+    def _long_text(self, where, chunks):
+        """The text in samples of whole rows, so that little of it is in memory."""
+        rows_tokens = self._options.seq - 1  # but for the token that the next row begins with
+        held, continues = as_array([]), False
+        for ids in self._arrays_of_text(where, chunks):
+            held = np.concatenate([held, ids])
+            # A part ends before the last token, so that there is another part.
+            end = (len(held) - 2) // rows_tokens * rows_tokens
+            if end >= PART_TOKENS:
+                yield _text_sample(where, held[:end + 1], continues)
+                held, continues = held[end:], True
+        yield _text_sample(where, held, continues)
+
+    def _arrays_of_text(self, where, chunks):
+        """Its tokens, with what comes before the first and behind the last."""
+        last = []
+        for ids in LongText(self._tokenizer, chunks, f"{where}: ").arrays():
+            if not len(last):
+                yield as_array(self._tokenizer.prefix_of(ids))
+            yield ids
+            last = ids if len(ids) else last
+        yield as_array(self._tokenizer.suffix_of(last))
 
     def _plan_prompt(self, where, record):
         prompt, completion = record["prompt"], record["completion"]
@@ -165,13 +195,14 @@ class SampleReader:
                 self._template = self._load_template()
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None
+        messages, is_trained = trained_turns(record["messages"], where)
         tools = tools_of(record, where)
         template = self._template.for_tools(tools)
-        text, spans = template.render_with_spans(record["messages"], self._tokenizer.turn_tokens, f"{where}: ", tools)
-        spans = [span for span in spans if span[0] < span[1]]
+        text, spans = template.render_with_spans(messages, self._tokenizer.turn_tokens, f"{where}: ", tools)
+        spans = [span for span in _spans_of(spans, is_trained, where, template) if span[0] < span[1]]
         require_whole(text, f"{where}: the chat, as {template.name} writes it,")
         if self._options.find_unwritten:
-            for what in template.unwritten(record["messages"], f"{where}: ", tools):
+            for what in template.unwritten(messages, f"{where}: ", tools):
                 self._notes.add(where, f"{template.name} writes nothing of {what}: it is not trained")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})
         windows = windows_at_bounds(text, bounds, self._tokenizer)
@@ -204,15 +235,18 @@ class SampleReader:
         positions = self._config.max_positions
         return f"raise --seq{separator}" if positions is None or self._options.seq < positions else ""
 
+    def _is_in_vocabulary(self, sample):
+        beyond = self._tokenizer.beyond_vocabulary(sample.tokens)
+        if beyond is not None:
+            self._on_problem(f"{sample.where}: the sample has {beyond}: leave it out of the text, or take a model that has a "
+                             "row for it")
+        return beyond is None
+
     def _is_usable(self, sample):
         length, where = len(sample.tokens), sample.where
         positions = self._config.max_positions
         in_row = min(length, self._options.seq)
-        beyond = self._tokenizer.beyond_vocabulary(sample.tokens)
-        if beyond is not None:
-            self._on_problem(f"{where}: the sample has {beyond}: leave it out of the text, or take a model that has a row "
-                             "for it")
-        elif positions is not None and in_row > positions:
+        if positions is not None and in_row > positions:
             self._on_problem(f"{where}: the sample has {count_of(length, 'token')}, rows of --seq={self._options.seq} "
                              f"would hold {in_row} of them, but the model has {positions} positions (config.json): use "
                              f"--seq={positions} or less")
@@ -238,50 +272,30 @@ def two_bos_note(tokenizer):
             "the one in the data out, or the one in the chat template")
 
 
-def parse_record(text, where):
-    """(kind, record) of one JSON line, checked."""
-    record = _parse_object(text, where)
-    keys = set(record)
-    for kind, wanted in RECORD_KINDS.items():
-        if keys - (CHAT_KEYS if kind == "messages" else set()) == set(wanted):
-            _check_record(kind, record, where)
-            return kind, record
-    known = {key for wanted in RECORD_KINDS.values() for key in wanted}
-    unknown = sorted(keys - known)
-    problem = f"unknown key '{unknown[0]}'" if unknown else f"the keys {_quoted(record)} do not make a sample"
-    raise BadInputError(f"{where}: {problem}; a line has either 'text', or 'prompt' and 'completion', or 'messages', "
-                        "and nothing else")
+def check_record(kind, record, where):
+    if kind == "messages":
+        check_messages(record["messages"], where)
+        tools_of(record, where)
+        return
+    for key, value in record.items():
+        check_text(value, f"'{key}'", where)
 
 
-def _lines_of(path, what):
-    with _open(path, what) as file:
-        yield from lines_in(file, path)
+def _spans_of(spans, is_trained, where, template):
+    """The spans of turns that are to be trained."""
+    if all(is_trained):
+        return spans
+    if len(spans) != len(is_trained):
+        raise BadInputError(f"{where}: the data says of some turns that they are not trained ('train' or 'weight'), and {template.name} "
+                            f"marks {len(spans)} places for the {len(is_trained)} turns of the assistant, so it cannot be told which "
+                            "these are: leave empty turns out, or give another template with --template")
+    return list(itertools.compress(spans, is_trained))
 
 
-def lines_in(file, name):
-    """Yields (line number, offset of its end in bytes, text) for each line that is not blank. `name`: for errors."""
-    end = 0
-    for number in itertools.count(1):
-        line = file.readline(MAX_LINE_BYTES + 1)
-        if not line:
-            return
-        if len(line) > MAX_LINE_BYTES:
-            raise BadInputError(f"{name}:{number}: the line has {len(line) + _rest_of_line(file):,} bytes, the longest that is "
-                                f"read has {MAX_LINE_BYTES:,}: split the record into several lines, or put a text into a "
-                                ".txt file of its own")
-        text = _decode(line, name, end, number)
-        end += len(line)
-        text = text.removeprefix("\ufeff") if number == 1 else text
-        if text.strip():
-            yield number, end, text
-
-
-def _rest_of_line(file):
-    """The bytes up to the end of the line."""
-    size_bytes, part = 0, b""
-    while not part.endswith(b"\n") and (part := file.readline(MAX_LINE_BYTES)):
-        size_bytes += len(part)
-    return size_bytes
+def _watched(chunks, done, progress):
+    for chunk in chunks:
+        yield chunk
+        progress.update(done())
 
 
 def require_whole(text, what):
@@ -299,86 +313,42 @@ def prompts_in_file(path):
         raise BadInputError(f"'{path}' is named neither .txt nor .jsonl: name it after what it holds, plain prompts or "
                             "JSON objects, one per line")
     found = [(number, {"prompt": text.rstrip("\r\n")} if suffix == ".txt" else parse_prompt(text, f"{path}:{number}"))
-             for number, _, text in _lines_of(path, PROMPT_FILE)]
+             for number, _, text in _prompt_lines(path)]
     if not found:
         raise BadInputError(f"'{path}' has no prompts: every line of it is blank")
     return found
 
 
+def _prompt_lines(path):
+    with open_regular(path, PROMPT_FILE) as file:
+        yield from lines_in(file, path)
+
+
 def parse_prompt(text, where):
     """{"prompt": str} or {"messages": [...]} of one JSON line, checked."""
-    record = _parse_object(text, where)
+    record = parse_object(text, where)
     kind = "prompt" if set(record) == {"prompt"} else "messages" if set(record) - CHAT_KEYS == {"messages"} else None
+    if kind == "messages":
+        record["messages"] = chat_turns(record["messages"], where, "'messages'")
     if kind is None:
         raise BadInputError(f"{where}: the keys {_quoted(record)} do not make a prompt; a line has either 'prompt' or "
                             "'messages'")
-    _check_record(kind, record, where)
+    check_record(kind, record, where)
     return record
 
 
-def _parse_object(text, where):
-    try:
-        record = parse_json(text, where, object_pairs_hook=_object_without_duplicates)
-    except json.JSONDecodeError as error:
-        raise BadInputError(f"{where}: not valid JSON at column {error.colno} ({error.msg}): every line must be one "
-                            "JSON object") from None
-    except ValueError as error:
-        raise BadInputError(f"{where}: not valid JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise BadInputError(f"{where}: the line holds a JSON {type(record).__name__}, not an object such as "
-                            '{"text": "..."}')
-    return record
-
-
-def _check_record(kind, record, where):
-    if kind == "messages":
-        check_messages(record["messages"], where)
-        tools_of(record, where)
-        return
-    for key, value in record.items():
-        check_text(value, f"'{key}'", where)
-
-
-def _object_without_duplicates(pairs):
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key '{key}' appears twice")
-    return value
 
 
 def _quoted(keys):
     return ", ".join(f"'{key}'" for key in keys) or "(none)"
 
 
-def _sample(where, kind, tokens, trained):
+def _text_sample(where, tokens, continues=False):
+    return _sample(where, "text", tokens, np.ones(len(tokens), dtype=bool), continues)
+
+
+def _sample(where, kind, tokens, trained, continues=False):
     trained[:1] = False  # nothing comes before it that could predict it
-    return Sample(where, kind, tokens, trained)
+    return Sample(where, kind, tokens, trained, continues=continues)
 
 
-def require_data(path):
-    """Asked first: who mistyped --data wants to hear of that, not of a model without a tokenizer."""
-    _open(path, DATA_FILE).close()
-
-
-def _open(path, what):
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
-            # It is read twice, and a pipe without a writer would be waited for without a word.
-            raise BadInputError(f"'{path}' is no regular file: {what}")
-        file = open(path, "rb")
-        refuse_lfs_pointer(path, file.peek())
-        return file
-    except FileNotFoundError:
-        raise BadInputError(f"'{path}' does not exist: {what}") from None
-    except IsADirectoryError:
-        raise BadInputError(f"'{path}' is a folder: {what}") from None
-
-
-def _decode(data, path, offset, first_line):
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = first_line + data.count(b"\n", 0, error.start)
-        raise BadInputError(f"{path}:{line}: not UTF-8 at byte {offset + error.start} (0x{data[error.start]:02x}): "
-                            "convert the file, for example with 'iconv -t UTF-8'") from None

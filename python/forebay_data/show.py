@@ -1,5 +1,6 @@
 """`show`: samples as the model will see them, with the trained tokens marked. `check`: what is in the data."""
 
+import math
 import os
 import sys
 from collections import Counter
@@ -8,27 +9,27 @@ import numpy as np
 
 from . import packed_file
 from .errors import UsageError, count_of
-from .pack import (MAX_SEQ, RowBuilder, accept_packed, info_of, read_corpus, report_of, require_same_tokenizer,
-                   settle_seq)
-from .samples import SampleOptions, SampleReader, require_data
-from .template import load_chat_template
+from .pack import MAX_SEQ, accept_packed, info_of, make_reader, pack_samples, report_of, require_same_tokenizer, settle_seq
+from .row_packer import RowPacker
+from .sources import find_sources
 from .tokenizer import ModelConfig, ModelTokenizer
 
 MAX_PROBLEMS_SHOWN = 20
 
 
 def show(options):
-    """The first -n samples (segments, of a packed file): {"samples": [{where, tokens, trained, parts}], "more": bool}."""
+    """The first -n samples (segments, of a packed file): {"samples": [{where, tokens, trained, parts}], "more": bool,
+    "notes": [...]}."""
     config = ModelConfig(options.model)
-    require_data(options.data)
+    sources = [] if packed_file.is_packed(options.data) else find_sources(options.data)
     tokenizer = ModelTokenizer(options.model, config)
-    found, more = [], False
-    for where, tokens, trained in _first_samples(options, config, tokenizer):
+    found, more, notes = [], False, [note for source in sources for note in source.notes]
+    for where, tokens, trained in _first_samples(sources, options, config, tokenizer, notes):
         if len(found) == options.n:
             more = True
             break
         found.append(_shown(where, tokens, trained, tokenizer))
-    return {"samples": found, "more": more}
+    return {"samples": found, "more": more, "notes": notes}
 
 
 def describe_samples(report):
@@ -41,30 +42,38 @@ def describe_samples(report):
                              for part in sample["parts"]))
     if report["more"]:
         lines.append(f"--- there are more; -n {4 * max(1, len(report['samples']))} shows more of them ---")
+    lines += [f"note: {note}" for note in report["notes"]]
     return "\n".join(lines)
 
 
 def check(options):
     """Counts over all of the data, and every problem that would stop `pack`."""
     config = ModelConfig(options.model)
-    require_data(options.data)
+    sources = [] if packed_file.is_packed(options.data) else find_sources(options.data)
     tokenizer = ModelTokenizer(options.model, config)
     statistics = _Statistics(tokenizer)
-    if packed_file.is_packed(options.data):
+    if not sources:
         report = accept_packed(options.data, options.model, config, options.seq)
         for _, tokens, trained in _packed_segments(options.data, packed_file.read_info(options.data)):
             statistics.add("packed", tokens, trained)
         return {**report, **statistics.report(), "problems": [], "num_problems": 0}
     settle_seq(options)
-    problems = []
-    corpus = read_corpus(options, config, tokenizer, problems.append,
-                         lambda sample: statistics.add(sample.kind, sample.tokens, sample.trained), find_unwritten=True)
-    report = {"notes": corpus.notes}
-    if corpus.num_samples:
-        builder = RowBuilder(corpus, options.seq)
-        report |= report_of(options.data, info_of(corpus, builder, options, config, tokenizer))
+    problems, num_problems = [], 0
+
+    def on_problem(message):
+        nonlocal num_problems
+        num_problems += 1
+        if len(problems) < MAX_PROBLEMS_SHOWN:
+            problems.append(message)
+
+    packer = RowPacker(options.seq)
+    notes = pack_samples(make_reader(sources, options, config, tokenizer, on_problem, find_unwritten=True), packer,
+                         statistics.add_sample)
+    report = {"notes": notes}
+    if packer.num_samples:
+        report = report_of(options.data, info_of(packer, sources, notes, options, config, tokenizer), sources)
         del report["digest"]
-    return {**report, **statistics.report(), "problems": problems[:MAX_PROBLEMS_SHOWN], "num_problems": len(problems)}
+    return {**report, **statistics.report(), "problems": problems, "num_problems": num_problems}
 
 
 def describe_check(report):
@@ -78,24 +87,28 @@ def describe_check(report):
     return "\n".join(lines + [f"problem: {problem}" for problem in report["problems"]])
 
 
-def _first_samples(options, config, tokenizer):
-    if packed_file.is_packed(options.data):
+def _first_samples(sources, options, config, tokenizer, notes):
+    """Adds what there is to say to `notes` once all that is asked for is read."""
+    if not sources:
         packed = packed_file.read_info(options.data)
         require_same_tokenizer(options.data, packed, tokenizer.folder)
         packed_file.check_contents(options.data, packed)
         yield from _packed_segments(options.data, packed)
         return
-    seq = options.seq or config.max_positions or MAX_SEQ  # without --seq: as long as the model takes
-    if seq < 2:
-        raise UsageError(f"--seq={seq} is impossible: rows have at least 2 tokens")
+    options.seq = options.seq or config.max_positions or MAX_SEQ  # without --seq: as long as the model takes
+    if options.seq < 2:
+        raise UsageError(f"--seq={options.seq} is impossible: rows have at least 2 tokens")
 
-    def note(message):
+    def say(message):
         print(f"forebay-data: {message}", file=sys.stderr)
 
-    reader = SampleReader(options.data, tokenizer, config, lambda: load_chat_template(tokenizer, options.template),
-                          SampleOptions(seq, options.truncate), note)
-    for sample in reader:
-        yield sample.where, sample.tokens[:seq], sample.trained[:seq]
+    reader = make_reader(sources, options, config, tokenizer, say)
+    try:
+        for sample in reader:
+            if not sample.continues:
+                yield sample.where, sample.tokens[:options.seq], sample.trained[:options.seq]
+    finally:
+        notes += reader.notes()
 
 
 def _packed_segments(path, packed):
@@ -125,23 +138,47 @@ class _Statistics:
     def __init__(self, tokenizer):
         self._tokenizer, self._eos = tokenizer, tokenizer.eos_id
         self._kinds = Counter()
-        self._lengths = []
+        self._lengths = Counter()
         self._with_eos = self._with_trained_eos = self._with_two_bos = 0
+        self._length = 0          # of the last sample so far, which may come in parts
+        self._found = (0, 0)      # whether it has an EOS, and a trained one
 
-    def add(self, kind, tokens, trained):
-        self._kinds[kind] += 1
-        self._lengths.append(len(tokens))
+    def add_sample(self, sample):
+        self.add(sample.kind, sample.tokens, sample.trained, sample.continues)
+
+    def add(self, kind, tokens, trained, continues=False):
+        had_length, had = (self._length, self._found) if continues else (0, (0, 0))
         is_eos = tokens == self._eos
-        self._with_eos += bool(is_eos.any())
-        self._with_trained_eos += bool((is_eos & trained).any())
-        self._with_two_bos += bool(self._tokenizer.has_two_bos(tokens))
+        self._found = (had[0] or int(is_eos.any()), had[1] or int((is_eos & trained).any()))
+        self._length = had_length + len(tokens) - continues
+        self._with_eos += self._found[0] - had[0]
+        self._with_trained_eos += self._found[1] - had[1]
+        if continues:
+            self._lengths[had_length] -= 1
+        else:
+            self._kinds[kind] += 1
+            self._with_two_bos += bool(self._tokenizer.has_two_bos(tokens))
+        self._lengths[self._length] += 1
 
     def report(self):
         report = {"kinds": dict(self._kinds)}
-        if self._lengths:
-            lengths = np.asarray(self._lengths)
-            report["tokens_per_sample"] = {
-                "min": int(lengths.min()), "median": int(np.median(lengths)), "mean": round(float(lengths.mean()), 1),
-                "p95": int(np.percentile(lengths, 95)), "max": int(lengths.max())}
+        if self._kinds:
+            report["tokens_per_sample"] = _summary(+self._lengths)
         return {**report, "samples_with_eos": self._with_eos, "samples_with_trained_eos": self._with_trained_eos,
                 "samples_with_doubled_bos": self._with_two_bos}
+
+
+def _summary(counts):
+    """Of lengths, given how many there are of each."""
+    lengths = np.array(sorted(counts))
+    numbers = np.array([counts[length] for length in lengths.tolist()])
+    ends = np.cumsum(numbers)
+
+    def at(share):
+        """As np.quantile has it."""
+        place = share * (int(ends[-1]) - 1)
+        low, high = (int(lengths[np.searchsorted(ends, k, side="right")]) for k in (math.floor(place), math.ceil(place)))
+        return int(low + (high - low) * (place - math.floor(place)))
+
+    return {"min": int(lengths[0]), "median": at(0.5), "mean": round(float((lengths * numbers).sum() / ends[-1]), 1),
+            "p95": at(0.95), "max": int(lengths[-1])}

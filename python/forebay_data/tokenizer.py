@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-import itertools
 import os
 import re
+from array import array
 
 import numpy as np
 import tokenizers
@@ -15,17 +15,12 @@ from .errors import BadInputError, warn
 from .files import MAX_TOKENIZER_BYTES, read_bytes, read_json, read_json_if_present
 from .turns import TurnTokens
 
-# A text is tokenized in pieces of about this many characters, so that memory stays bounded and cores share the
-# work. Pieces end only where a window around the cut shows that cutting changes no token.
-PIECE_CHARS = 1 << 18
-WINDOW_CHARS = 2048
-CUT_CANDIDATES = 32
-# The likeliest places first; other ends of words for languages that have no blanks.
-_CUT_PATTERNS = (re.compile(r"\S\n(?=\S)|\w(?= \w)"), re.compile(r"\w(?=\W)|\W(?=\w)"))
-# Texts are tokenized together up to this size in UTF-8: the library takes some 200 bytes of memory for each of them where
-# each is a token, and bounds.MEMORY_BYTES are to be enough.
-GROUP_BYTES = 1 << 20
-# The most that is tokenized as a whole: of a prompt, a chat, or what can be cut nowhere. Memory is this much larger then.
+# Texts are tokenized together up to this size in UTF-8: the library takes some 400 bytes of memory for each of their tokens,
+# and each core needs some texts.
+GROUP_BYTES = min(16, max(8, len(os.sched_getaffinity(0)))) << 15
+# What bounds.MEMORY_BYTES are for.
+_BOUNDED_BYTES = 1 << 20
+# The most that is tokenized as a whole: of a prompt, a chat, or what can be cut nowhere.
 MAX_WHOLE_BYTES = 4 << 20
 # That the library takes for each byte of a tokenizer.json: some 20.
 _MEMORY_PER_BYTE = 32
@@ -177,17 +172,23 @@ class ModelTokenizer:
         return (f"the token '{self._tokenizer.id_to_token(int(beyond[0]))}' ({beyond[0]}), which the model's vocabulary of "
                 f"{self._config.vocab_size} (config.json) does not have")
 
-    def encode_each(self, texts, where=""):
+    def encode_each(self, texts, where="", in_pieces=True):
         """Yields the token ids (a list) of each text as it stands, without special tokens around it.
 
-        As many are tokenized together as bounds allow. `where`: their place and ": ", for errors.
+        As many are tokenized together as bounds allow, and large ones in pieces with `in_pieces`. `where`: their place
+        and ": ", for errors.
         """
         group, group_bytes = [], 0
         for text in texts:
             size_bytes = size_in_utf8(text)
-            if group and group_bytes + size_bytes > GROUP_BYTES:
+            is_large = in_pieces and size_bytes > 2 * GROUP_BYTES
+            if group and (is_large or group_bytes + size_bytes > GROUP_BYTES):
                 yield from self._encode_group(group, group_bytes, where)
                 group, group_bytes = [], 0
+            if is_large:
+                from .long_text import LongText
+                yield [token for ids in LongText(self, [text], where).arrays() for token in ids.tolist()]
+                continue
             group.append(text)
             group_bytes += size_bytes
         yield from self._encode_group(group, group_bytes, where)
@@ -208,47 +209,7 @@ class ModelTokenizer:
     def _bounded(self, where, size_bytes):
         return bounded(f"{where}tokenizing with '{self._path}'",
                        "take the tokenizer.json that the model was published with, or shorten the text",
-                       size_bytes / GROUP_BYTES)
-
-    def encode_long(self, text, progress=None, where=""):
-        """Token ids (uint32) of a text of any length, the same as encode() gives for the whole of it."""
-        done, arrays, group, group_bytes = 0, [], [], 0
-        for piece in itertools.chain(self._pieces(text, where), [None]):
-            if group and (piece is None or group_bytes + size_in_utf8(piece) > GROUP_BYTES):
-                arrays += [np.asarray(ids, dtype=np.uint32) for ids in self.encode_batch(group, where)]
-                done += sum(map(len, group))
-                if progress is not None:
-                    progress.update(done)
-                group, group_bytes = [], 0
-            if piece is not None:
-                group.append(piece)
-                group_bytes += size_in_utf8(piece)
-        return np.concatenate(arrays)
-
-    def _pieces(self, text, where):
-        begin, position = 0, PIECE_CHARS
-        while position < len(text):
-            cut = self._find_cut(text, position, where)
-            if cut is None:
-                _require_whole(text[begin:position], begin, where)
-            else:
-                yield text[begin:cut]
-                begin = cut
-            position = PIECE_CHARS + (position if cut is None else cut)
-        _require_whole(text[begin:], begin, where)
-        yield text[begin:]
-
-    def _find_cut(self, text, position, where):
-        """A place after `position` where the window around it has the same tokens cut and uncut; else None."""
-        for pattern in _CUT_PATTERNS:
-            candidates = pattern.finditer(text, position, position + PIECE_CHARS // 2)
-            for match in itertools.islice(candidates, CUT_CANDIDATES):
-                cut = match.end()
-                left, right = text[cut - WINDOW_CHARS:cut], text[cut:cut + WINDOW_CHARS]
-                whole, left_ids, right_ids = self.encode_batch([left + right, left, right], where)
-                if whole == left_ids + right_ids:
-                    return cut
-        return None
+                       size_bytes / _BOUNDED_BYTES)
 
     def decode(self, ids, skip_special_tokens=False):
         with self._usable(), self._bounded("", 4 * len(ids)):
@@ -308,12 +269,8 @@ def size_in_utf8(text):
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _require_whole(piece, begin, where):
-    size_bytes = size_in_utf8(piece)
-    if size_bytes > MAX_WHOLE_BYTES:
-        raise BadInputError(f"{where}of the text from character {begin + 1:,} on {size_bytes:,} bytes would be tokenized in "
-                            f"one piece, as it can be cut nowhere between words; at most {MAX_WHOLE_BYTES:,} are: break "
-                            "its lines, or remove what is no text")
+def as_array(ids):
+    return np.frombuffer(array("I", ids), dtype=np.uint32)
 
 
 def load_tokenizer(what, contents):

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 from conftest import load_tokenizer, make_model, pack_file, pack_options, write_lines
 
-from forebay_data import pack, packed_file
+from forebay_data import pack, packed_file, row_packer
 from forebay_data.errors import BadInputError, UsageError
 from forebay_data.packed_file import PADDING, SEGMENT_START, TRAINED
 
@@ -125,7 +125,7 @@ def test_rows_never_overflow_and_are_numbered_by_their_first_segment(seed):
     rng = np.random.default_rng(seed)
     seq = int(rng.integers(2, 300))
     lengths = rng.integers(1, seq + 1, size=int(rng.integers(1, 500)))
-    rows = pack.assign_rows(lengths, seq)
+    rows = row_packer.assign_rows(lengths, seq)
     used = np.bincount(rows, weights=lengths)
     assert (used <= seq).all() and (used > 0).all()
     _, first = np.unique(rows, return_index=True)

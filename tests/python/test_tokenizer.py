@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from forebay_data import tokenizer as tokenizer_module
+from forebay_data import long_text
+from forebay_data.long_text import LongText
 from forebay_data.tokenizer import StreamDecoder
 
 PARTS = ["the cat sat on the mat", " and the dog", "\n", "\n\n", "\r\n", "  ", " \n ", "\t", "12345", "!!!", "...\n",
@@ -19,21 +20,49 @@ def random_text(seed, parts):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(tokenizer_module, "PIECE_CHARS", 500)
-    monkeypatch.setattr(tokenizer_module, "WINDOW_CHARS", 100)
+    monkeypatch.setattr(long_text, "PIECE_BYTES", 500)
+    monkeypatch.setattr(long_text, "WINDOW_CHARS", 100)
+    monkeypatch.setattr(long_text, "GROUP_BYTES", 4000)
+
+
+def long_pieces(tokenizer, text, chunk_chars=700):
+    """The tokens of each piece that a long text is tokenized in."""
+    chunks = (text[at:at + chunk_chars] for at in range(0, len(text), chunk_chars))
+    return [ids.tolist() for ids in LongText(tokenizer, chunks).arrays()]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_pieces_give_the_tokens_of_the_whole(tokenizer, small_pieces, seed):
     text = random_text(seed, 3000)
-    assert len(list(tokenizer._pieces(text, ""))) > 20
-    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
+    pieces = long_pieces(tokenizer, text)
+    assert len(pieces) > 20
+    assert sum(pieces, []) == tokenizer.encode(text)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a" * 5000, " " * 5000, "\n" * 5000, "x\n" * 3000, "ab " * 2000])
 def test_texts_without_or_with_many_places_to_cut(tokenizer, small_pieces, text):
-    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
-    assert "".join(list(tokenizer._pieces(text, ""))) == text
+    for chunk_chars in (1, 64, 100_000):
+        assert sum(long_pieces(tokenizer, text, chunk_chars), []) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("prefix", [
+    {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])},
+    {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first", split=False)},
+    {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="always")},
+    {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+])
+def test_a_tokenizer_that_begins_every_text_with_a_space_does_so_once(tokenizer, small_pieces, prefix):
+    # As of Llama 2, Mistral and TinyLlama: such a text could be cut nowhere.
+    spaced = Tokenizer(models.BPE(unk_token="?", byte_fallback=False))
+    for name, part in prefix.items():
+        setattr(spaced, name, part)
+    spaced.train_from_iterator(["the cat sat\non the mat\n" * 20], trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["?"], show_progress=False))
+    tokenizer._tokenizer = spaced
+    text = "the cat sat on\nthe mat\nat the hat\n" * 400
+    pieces = long_pieces(tokenizer, text)
+    assert len(pieces) > 10
+    assert sum(pieces, []) == tokenizer.encode(text)
 
 
 def test_tokenizer_whose_tokens_span_every_place_is_not_cut(model, tokenizer, small_pieces):
@@ -42,7 +71,7 @@ def test_tokenizer_whose_tokens_span_every_place_is_not_cut(model, tokenizer, sm
                                                                       show_progress=False))
     tokenizer._tokenizer = whole
     text = "ab\ncd ef\n" * 300
-    assert tokenizer.encode_long(text).tolist() == tokenizer.encode(text)
+    assert sum(long_pieces(tokenizer, text), []) == tokenizer.encode(text)
 
 
 def test_stream_gives_every_character_whole_and_once(tokenizer):
