@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/hash.h"
@@ -199,6 +201,18 @@ absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& arg
       child.ok() ? absl::StatusOr<int>((*child)->Wait()) : absl::StatusOr<int>(child.status());
   std::signal(SIGINT, before);
   return exit_code;
+}
+
+std::string WithAbsolutePaths(const std::string& data,
+                              const std::function<std::string(const std::string&)>& make_absolute) {
+  if (FileExists(data) || data.find(',') == std::string::npos) return make_absolute(data);
+  std::vector<std::string> paths;
+  for (size_t begin = 0; begin <= data.size();) {
+    const size_t end = std::min(data.find(',', begin), data.size());
+    paths.push_back(make_absolute(data.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return fmt::format("{}", fmt::join(paths, ","));
 }
 
 absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request,

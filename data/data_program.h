@@ -32,8 +32,12 @@ absl::StatusOr<Json> RunDataProgram(const std::vector<std::string>& args,
 // program's: this process ignores it meanwhile.
 absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& args);
 
+// What --data names (python/forebay_data/sources.py), as absolute paths: `make_absolute` of each.
+std::string WithAbsolutePaths(const std::string& data,
+                              const std::function<std::string(const std::string&)>& make_absolute);
+
 struct PackRequest {
-  std::string data;       // .txt, .jsonl or packed file
+  std::string data;       // files and folders with weights, or one packed file
   std::string model;      // Hugging Face folder
   int64_t seq = 0;        // tokens per row
   bool truncate = false;  // cut over-long prompts and chats instead of refusing them

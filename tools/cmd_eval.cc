@@ -13,8 +13,9 @@ class EvalCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
     flags_.Declare(app);
-    app.add_option("--data", options_.data, "text: .txt, .jsonl or a packed file")
-        ->type_name("PATH")
+    app.add_option("--data", options_.data, "texts, rows or chats, as of train; or a packed file")
+        ->type_name("PATH[:WEIGHT],...")
+        ->join(',')
         ->required();
     app.add_option(
            "--seq", options_.seq,

@@ -43,7 +43,8 @@ void OptionFlags::Declare(CLI::App& app, OptionsUse use) {
     CLI::Option* flag = spec.is_switch() ? app.add_flag("--" + spec.name, text, help)
                                          : app.add_option("--" + spec.name, text, help);
     if (!spec.is_switch()) flag->type_name(spec.value_name);
-    flag->group(GroupName(spec.section))->take_last();
+    flag->group(GroupName(spec.section));
+    spec.adds_up ? flag->join(',') : flag->take_last();
     flags_.push_back(flag);
   }
 }

@@ -230,6 +230,16 @@ TEST_F(DataProgramTest, PackRequestBecomesArguments) {
             "--errors=document");
 }
 
+TEST_F(DataProgramTest, EachNameOfDataBecomesAbsoluteAndKeepsItsWeight) {
+  const auto below = [](const std::string& path) { return "/f/" + path; };
+  EXPECT_EQ(WithAbsolutePaths("a.txt", below), "/f/a.txt");
+  EXPECT_EQ(WithAbsolutePaths("a.jsonl:2,b,c.txt:0.5", below), "/f/a.jsonl:2,/f/b,/f/c.txt:0.5");
+  WriteFile("with,comma.txt", "x");
+  const std::string there = folder_ + "/with,comma.txt";
+  EXPECT_EQ(WithAbsolutePaths(there, [](const std::string& path) { return path + "!"; }),
+            there + "!");
+}
+
 TEST_F(DataProgramTest, PackedFileIsUsedAsItIsWithoutTheProgram) {
   WriteFile("x.packed", PackedBytes().Encode());
   WriteFile("config.json", R"({"vocab_size": 10, "max_position_embeddings": 3})");

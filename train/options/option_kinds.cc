@@ -193,6 +193,24 @@ OptionSpec Path(std::string_view section, std::string_view name, std::string Tra
   return spec;
 }
 
+OptionSpec Data(std::string_view section, std::string_view name, std::string TrainOptions::*member,
+                std::string_view help) {
+  OptionSpec spec = Path(section, name, member, help);
+  spec.value_name = "PATH[:WEIGHT],...";
+  spec.allowed = "paths with commas between them, each with :WEIGHT behind it or without";
+  spec.adds_up = true;
+  spec.set = [=](const Json& value, TrainOptions& options) {
+    std::vector<std::string> items;
+    for (const Json& item : value.is_array() ? value : Json::array({value})) {
+      if (!item.is_string()) return false;
+      items.push_back(item.get<std::string>());
+    }
+    options.*member = fmt::format("{}", fmt::join(items, ","));
+    return true;
+  };
+  return spec;
+}
+
 // Folders of the swap area. Commas part them, also in a text of a configuration file; of a list
 // there each item is one folder, whatever is in its name.
 OptionSpec Folders(std::string_view section, std::string_view name,

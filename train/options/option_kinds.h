@@ -91,6 +91,11 @@ OptionSpec Switch(std::string_view section, std::string_view name, bool TrainOpt
 OptionSpec Path(std::string_view section, std::string_view name, std::string TrainOptions::*member,
                 std::string_view help);
 
+// Data as forebay-data's --data names it, with commas between several; of a list in a configuration
+// file each item is one.
+OptionSpec Data(std::string_view section, std::string_view name, std::string TrainOptions::*member,
+                std::string_view help);
+
 template <typename T>
 using Choices = std::vector<std::pair<std::string, T>>;
 

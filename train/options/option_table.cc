@@ -29,6 +29,7 @@ using option_kinds::Betas;
 using option_kinds::Choice;
 using option_kinds::Choices;
 using option_kinds::ChoicesOf;
+using option_kinds::Data;
 using option_kinds::Folders;
 using option_kinds::kManySteps;
 using option_kinds::Memory;
@@ -59,8 +60,10 @@ std::vector<OptionSpec> ModelAndDataRows() {
   using O = TrainOptions;
   return {
       Path("model", "model", &O::model, "Hugging Face folder: config.json, safetensors, tokenizer"),
-      Path("data", "data", &O::data, "text to train on: .txt, .jsonl or a packed file"),
-      Path("data", "eval_data", &O::eval_data,
+      Data("data", "data", &O::data,
+           "what to train on: texts, rows or chats, in files and folders, each with how often an "
+           "epoch passes over it; or one packed file"),
+      Data("data", "eval_data", &O::eval_data,
            "held-out text to measure the loss on, same formats"),
       Whole<int64_t>("data", "eval_every", &O::eval_every, 0, kManySteps,
                      "steps between evaluations; 0: at the end only"),

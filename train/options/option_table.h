@@ -24,6 +24,7 @@ struct OptionSpec {
   std::string allowed;       // what a value may be, for messages: "a whole number from 1 to 65536"
   std::string default_text;  // as help shows it: "4", "OUT/swap"
   std::string help;          // one line, no full stop
+  bool adds_up = false;      // commas join what is given several times; else the last counts
 
   bool is_switch() const { return value_name.empty(); }
 

@@ -19,6 +19,7 @@
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/files/written_record.h"
 #include "forebay/train/options/lr_schedule_table.h"
+#include "forebay/train/options/option_table.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
@@ -29,6 +30,7 @@
 #include "forebay/train/start/create_run.h"
 #include "forebay/train/start/gpu_of_rank.h"
 #include "forebay/train/start/resume_run.h"
+#include "forebay/train/start/unlike_others.h"
 
 namespace forebay {
 namespace {
@@ -38,6 +40,7 @@ constexpr int kThreadsBesideComputation = 5;
 
 absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
                                                      const PreparedRun& run,
+                                                     TrainObserver& observer,
                                                      const std::function<bool()>& stop) {
   const TrainOptions& options = run.options;
   PackRequest request;
@@ -46,6 +49,9 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
   request.seq = options.seq;
   request.truncate = options.truncate;
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request), stop));
+  if (packed.report.contains("notes")) {
+    for (const Json& note : packed.report["notes"]) observer.OnNote("data: " + ValueText(note));
+  }
   const std::string& path = packed.path;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
   const PackedFileInfo& info = file->info();
@@ -265,10 +271,15 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
     run.model_directory = RunPaths(run.options.from).files;
   }
   FOREBAY_RETURN_IF_ERROR(ReadModel(run, source));
+  if (environment.rank() == 0) {
+    FOREBAY_ASSIGN_OR_RETURN(const std::string unlike,
+                             UnlikeOtherTrainers(run.model_directory, resolved));
+    observer.OnNote(unlike);
+  }
   FOREBAY_RETURN_IF_ERROR(PlanRun(stop, observer, environment, run));
-  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run, stop));
+  FOREBAY_ASSIGN_OR_RETURN(run.data, OpenData(run.options.data, run, observer, stop));
   if (!run.options.eval_data.empty()) {
-    FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, stop));
+    FOREBAY_ASSIGN_OR_RETURN(run.eval_data, OpenData(run.options.eval_data, run, observer, stop));
   }
   if (stop()) return InterruptedError("stopped on request");
   FOREBAY_RETURN_IF_ERROR(CountSteps(run));

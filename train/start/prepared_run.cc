@@ -8,6 +8,7 @@
 #include "forebay/base/file.h"
 #include "forebay/base/file_space.h"
 #include "forebay/base/json.h"
+#include "forebay/data/data_program.h"
 #include "forebay/swap/store/store_folders.h"
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/options/option_table.h"
@@ -51,10 +52,11 @@ absl::Status OpenEngineFor(const std::vector<std::string>& directories, TrainObs
 absl::Status WriteRecords(const PreparedRun& run, const ResolvedOptions& resolved) {
   Json config = resolved.resolved;
   for (const char* const name : {"model", "data", "eval_data", "nvme"}) {
+    const bool is_data = FindOption(name)->adds_up;
     Json& value = config[FindOption(name)->section][name]["value"];
-    const auto make_absolute = [](Json& path) {
+    const auto make_absolute = [is_data](Json& path) {
       const auto& text = path.get_ref<const std::string&>();
-      if (!text.empty()) path = NormalPath(text);
+      if (!text.empty()) path = is_data ? WithAbsolutePaths(text, NormalPath) : NormalPath(text);
     };
     if (value.is_string()) make_absolute(value);
     if (value.is_array()) std::ranges::for_each(value, make_absolute);

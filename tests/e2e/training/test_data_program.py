@@ -62,6 +62,28 @@ def test_an_error_of_the_program_is_reported_once(forebay, model, tmp_path):
     assert done.returncode == 3 and done.stderr.count("no.txt' does not exist") == 1
 
 
+def test_a_run_on_several_sources_says_what_became_of_them_at_each_start(forebay, model, tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"text": "and it came to pass", "id": 1}\n' * 40)
+    (tmp_path / "b.txt").write_text("in the beginning " * 40)
+    dropping = pathlib.Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((dropping / "config.json").read_text())
+    (dropping / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.1}))
+    monkeypatch.chdir(tmp_path)
+    said = []
+    for out in ("packed", "cached"):
+        done = forebay.run("train", "--data=a.jsonl:2", "--data=b.txt", model=dropping, out=tmp_path / out, seq=32, steps=1, batch=1,
+                           ram="1GiB")
+        assert "data: columns that are not used: 'id'\n" in done.stderr
+        assert "data: 'a.jsonl' (weight 2) gives " in done.stderr
+        assert "no dropout, whatever config.json says (attention_dropout 0.1)" in done.stderr
+        said.append([line for line in done.stderr.splitlines() if line.startswith(("data: ", "unlike "))])
+        config = json.loads((tmp_path / out / "resolved_config.json").read_text())
+        # Absolute, so that a resume from anywhere finds them.
+        assert config["data"]["data"]["value"] == f"{tmp_path / 'a.jsonl'}:2,{tmp_path / 'b.txt'}"
+        assert said[-1][0] in (tmp_path / out / "events.log").read_text()
+    assert said[0] == said[1]
+
+
 def test_data_that_a_run_has_open_stays_in_the_cache(forebay, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "d.txt").write_text("and it came to pass " * 200)

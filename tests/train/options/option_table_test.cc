@@ -42,6 +42,7 @@ TEST(OptionTable, EveryDefaultIsAllowedAndRoundTripsThroughItsText) {
 TEST(OptionTable, EveryValueRoundTripsThroughJson) {
   const std::vector<std::pair<std::string, std::string>> values = {
       {"model", "a b"},
+      {"data", "a.jsonl:2,b"},
       {"truncate", "true"},
       {"batch", "7"},
       {"seed", "18446744073709551615"},
@@ -206,6 +207,14 @@ TEST(OptionTable, ValuesOfAnotherJsonTypeAreRefused) {
   EXPECT_FALSE(FindOption("model")->set(Json(3), options));
   EXPECT_FALSE(FindOption("truncate")->set(Json(1), options));
   EXPECT_FALSE(FindOption("betas")->set(Json::array({"0.9", "0.99"}), options));
+}
+
+TEST(OptionTable, DataInAListIsThatOfATextWithCommas) {
+  TrainOptions options;
+  ASSERT_TRUE(FindOption("data")->set(Json::array({"a.jsonl:2", "b.txt"}), options));
+  EXPECT_EQ(options.data, "a.jsonl:2,b.txt");
+  EXPECT_FALSE(FindOption("data")->set(Json::array({"c.txt", 1}), options));
+  EXPECT_EQ(options.data, "a.jsonl:2,b.txt");
 }
 
 TEST(OptionTable, HyphensCountAsUnderscores) {
