@@ -9,45 +9,6 @@
 namespace forebay {
 namespace {
 
-absl::Status Check(int status, const char* call, const MatmulShape& shape) {
-  if (status == CublasLt::kSuccess) return absl::OkStatus();
-  return EnvironmentError(fmt::format(
-      "{} failed with status {} for a product of [{}, {}] and [{}, {}] ({}). Look at 'nvidia-smi' "
-      "and the version of cuBLASLt, or run without the GPU",
-      call, status, shape.m, shape.k, shape.k, shape.n, NameOf(shape.inputs)));
-}
-
-int TypeOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return CublasLt::kF32;
-    case DType::kBF16:
-      return CublasLt::kBf16;
-    case DType::kF16:
-      return CublasLt::kF16;
-  }
-  return CublasLt::kF32;
-}
-
-absl::Status CheckShape(const MatmulShape& shape) {
-  if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
-    return UsageError(fmt::format("a product of [{}, {}] and [{}, {}]: sizes are above 0", shape.m,
-                                  shape.k, shape.k, shape.n));
-  }
-  for (const Rows& matrix : {RowsOfA(shape), RowsOfB(shape), RowsOfD(shape)}) {
-    if (matrix.stride >= matrix.columns) continue;
-    return UsageError(
-        fmt::format("a matrix of [{}, {}] with {} elements from row to row: its rows overlap",
-                    matrix.rows, matrix.columns, matrix.stride));
-  }
-  if (shape.output != shape.inputs && shape.output != DType::kF32) {
-    return UsageError(fmt::format("a product of {} gives {} or fp32, and {} is asked for",
-                                  NameOf(shape.inputs), NameOf(shape.inputs),
-                                  NameOf(shape.output)));
-  }
-  return absl::OkStatus();
-}
-
 uint32_t AlignmentOf(const void* address) {
   constexpr uintptr_t kMost = 16;  // what the fastest kernels ask for
   const uintptr_t bits = reinterpret_cast<uintptr_t>(address) | kMost;
@@ -83,8 +44,8 @@ absl::StatusOr<std::unique_ptr<GpuMatmul>> GpuMatmul::Create(Device* device,
   CublasLt::Handle handle = nullptr;
   FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<Stream> stream, device->CreateStream());
   // On the device, which the handle belongs to.
-  FOREBAY_RETURN_IF_ERROR(
-      stream->Launch([&](void*) { return Check(library->Create(&handle), "cublasLtCreate", {}); }));
+  FOREBAY_RETURN_IF_ERROR(stream->Launch(
+      [&](void*) { return CheckCublasLt(library->Create(&handle), "cublasLtCreate", {}); }));
   return std::unique_ptr<GpuMatmul>(new GpuMatmul(device, library, handle, std::move(workspace)));
 }
 
@@ -95,36 +56,10 @@ std::string GpuMatmul::LibraryVersion() const {
 
 absl::StatusOr<std::unique_ptr<GpuMatmul::Plan>> GpuMatmul::Describe(
     const MatmulProduct& product) const {
-  const MatmulShape& shape = product.shape;
-  FOREBAY_RETURN_IF_ERROR(CheckShape(shape));
   auto plan = std::make_unique<Plan>(library_);
-  const int compute = shape.tf32 ? CublasLt::kComputeTf32 : CublasLt::kComputeF32;
-  FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulDescCreate(&plan->desc, compute, CublasLt::kF32),
-                                "cublasLtMatmulDescCreate", shape));
-  const auto set = [&](int attribute, const auto& value) {
-    return Check(library_->MatmulDescSetAttribute(plan->desc, attribute, &value, sizeof(value)),
-                 "cublasLtMatmulDescSetAttribute", shape);
-  };
-  const auto operation = [](bool transposed) {
-    return transposed ? CublasLt::kTransposed : CublasLt::kPlain;
-  };
-  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeA, operation(shape.transpose_b)));
-  FOREBAY_RETURN_IF_ERROR(set(CublasLt::kTransposeB, operation(shape.transpose_a)));
-  if (product.bias_alignment > 0) {
-    // The library looks at what an address is aligned to.
-    const void* const bias = workspace_.As<std::byte>() + product.bias_alignment;
-    FOREBAY_RETURN_IF_ERROR(set(CublasLt::kEpilogue, CublasLt::kAddBias));
-    FOREBAY_RETURN_IF_ERROR(set(CublasLt::kBiasPointer, bias));
-  }
-  const auto layout = [&](CublasLt::Layout& to, DType dtype, const Rows& matrix) {
-    return Check(
-        library_->MatrixLayoutCreate(&to, TypeOf(dtype), static_cast<uint64_t>(matrix.columns),
-                                     static_cast<uint64_t>(matrix.rows), matrix.stride),
-        "cublasLtMatrixLayoutCreate", shape);
-  };
-  FOREBAY_RETURN_IF_ERROR(layout(plan->first, shape.inputs, RowsOfB(shape)));
-  FOREBAY_RETURN_IF_ERROR(layout(plan->second, shape.inputs, RowsOfA(shape)));
-  FOREBAY_RETURN_IF_ERROR(layout(plan->result, shape.output, RowsOfD(shape)));
+  FOREBAY_RETURN_IF_ERROR(DescribeProduct(product, workspace_.size_bytes(),
+                                          workspace_.As<std::byte>() + product.bias_alignment,
+                                          *plan));
   return plan;
 }
 
@@ -132,29 +67,12 @@ absl::StatusOr<std::vector<CublasLt::Heuristic>> GpuMatmul::Guess(const MatmulPr
                                                                   const Plan& plan,
                                                                   int most) const {
   const MatmulShape& shape = product.shape;
-  CublasLt::Preference preference = nullptr;
-  FOREBAY_RETURN_IF_ERROR(Check(library_->MatmulPreferenceCreate(&preference),
-                                "cublasLtMatmulPreferenceCreate", shape));
-  int status = CublasLt::kSuccess;
-  const auto prefer = [&](int attribute, const auto& value) {
-    if (status != CublasLt::kSuccess) return;
-    status = library_->MatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
-  };
-  prefer(CublasLt::kMostWorkspaceBytes, static_cast<uint64_t>(workspace_.size_bytes()));
-  prefer(CublasLt::kReductionSchemes, CublasLt::kReduceInOrder);
-  prefer(CublasLt::kAlignmentOfA, product.b_alignment);
-  prefer(CublasLt::kAlignmentOfB, product.a_alignment);
-  prefer(CublasLt::kAlignmentOfC, product.d_alignment);
-  prefer(CublasLt::kAlignmentOfD, product.d_alignment);
   std::vector<CublasLt::Heuristic> found(static_cast<size_t>(most));
   int num_found = 0;
-  if (status == CublasLt::kSuccess) {
-    status =
-        library_->MatmulAlgoGetHeuristic(handle_, plan.desc, plan.first, plan.second, plan.result,
-                                         plan.result, preference, most, found.data(), &num_found);
-  }
-  library_->MatmulPreferenceDestroy(preference);
-  FOREBAY_RETURN_IF_ERROR(Check(status, "cublasLtMatmulAlgoGetHeuristic", shape));
+  const int status = library_->MatmulAlgoGetHeuristic(handle_, plan.desc, plan.first, plan.second,
+                                                      plan.result, plan.result, plan.preference,
+                                                      most, found.data(), &num_found);
+  FOREBAY_RETURN_IF_ERROR(CheckCublasLt(status, "cublasLtMatmulAlgoGetHeuristic", shape));
   found.resize(static_cast<size_t>(num_found));
   std::erase_if(found, [](const auto& guess) { return guess.status != CublasLt::kSuccess; });
   if (!found.empty()) return found;
@@ -177,7 +95,7 @@ absl::Status GpuMatmul::Enqueue(const MatmulShape& shape, Plan& plan, const Oper
                                 Stream& stream, void* native_stream) const {
   const void* const bias = operands.bias;
   if (bias != nullptr) {
-    FOREBAY_RETURN_IF_ERROR(Check(
+    FOREBAY_RETURN_IF_ERROR(CheckCublasLt(
         library_->MatmulDescSetAttribute(plan.desc, CublasLt::kBiasPointer, &bias, sizeof(bias)),
         "cublasLtMatmulDescSetAttribute", shape));
   }
@@ -189,7 +107,7 @@ absl::Status GpuMatmul::Enqueue(const MatmulShape& shape, Plan& plan, const Oper
       static_cast<size_t>(workspace_.size_bytes()), native_stream);
   // Where the GPU is lost, CUDA says so, and what to do; the library does not.
   if (status != CublasLt::kSuccess) FOREBAY_RETURN_IF_ERROR(stream.Await());
-  return Check(status, "cublasLtMatmul", shape);
+  return CheckCublasLt(status, "cublasLtMatmul", shape);
 }
 
 absl::Status GpuMatmul::Multiply(const MatmulShape& shape, const void* a, const void* b, void* d,

@@ -1,4 +1,4 @@
-// How GpuMatmul describes a product to the library. Private to its two files.
+// How GpuMatmul describes a product to the library. Private to its files.
 #pragma once
 
 #include <cstdint>
@@ -30,23 +30,37 @@ inline Rows RowsOfD(const MatmulShape& shape) {
 
 // The library's matrices are column-major: a row-major [rows, columns] is its [columns, rows]. So
 // d = op(a) op(b) is, to it, d' = op(b)' op(a)': b comes first.
-struct GpuMatmul::Plan {
-  explicit Plan(const CublasLt* of) : library(of) {}
-  ~Plan() {
+struct ProductPlan {
+  explicit ProductPlan(const CublasLt* of) : library(of) {}
+  ~ProductPlan() {
+    if (preference != nullptr) library->MatmulPreferenceDestroy(preference);
     if (desc != nullptr) library->MatmulDescDestroy(desc);
     for (const CublasLt::Layout layout : {first, second, result}) {
       if (layout != nullptr) library->MatrixLayoutDestroy(layout);
     }
   }
-  Plan(const Plan&) = delete;
-  Plan& operator=(const Plan&) = delete;
+  ProductPlan(const ProductPlan&) = delete;
+  ProductPlan& operator=(const ProductPlan&) = delete;
 
   const CublasLt* const library;
   CublasLt::MatmulDesc desc = nullptr;
+  CublasLt::Preference preference = nullptr;
   CublasLt::Layout first = nullptr;
   CublasLt::Layout second = nullptr;
   CublasLt::Layout result = nullptr;
   CublasLt::Algorithm algorithm = {};
 };
+
+struct GpuMatmul::Plan : ProductPlan {
+  using ProductPlan::ProductPlan;
+};
+
+// The error of a call for a product.
+absl::Status CheckCublasLt(int status, const char* call, const MatmulShape& shape);
+
+// Fills an empty plan, but for the algorithm. Needs no GPU. `bias`: an address that is aligned as
+// the product's, whose memory is not touched. The errors of GpuMatmul::Multiply.
+absl::Status DescribeProduct(const MatmulProduct& product, int64_t workspace_bytes,
+                             const void* bias, ProductPlan& plan);
 
 }  // namespace forebay

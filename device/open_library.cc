@@ -1,7 +1,7 @@
 #include "forebay/device/open_library.h"
 
 #include <dlfcn.h>
-#include <glob.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -9,62 +9,87 @@
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/library_folders.h"
 
 namespace forebay {
 namespace {
 
-std::string Variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
+class Opening {
+ public:
+  Opening(const LibrarySearch& search, absl::FunctionRef<const char*(void* library)> missing)
+      : search_(search), missing_(missing) {}
 
-void AddMatches(const std::string& pattern, std::vector<std::string>& paths) {
-  glob_t found = {};
-  if (::glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-    paths.insert(paths.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  // All of these give the library, or nullptr. A path, or a name that the loader looks for:
+  void* TryNamed(const char* name) {
+    tried_.emplace_back(name);
+    return Try(name);
   }
-  ::globfree(&found);
-}
 
-// In the order in which they are tried.
-std::vector<std::string> Candidates(const LibrarySearch& search) {
-  if (const std::string named = Variable(search.variable); !named.empty()) return {named};
-  std::vector<std::string> roots;
-  for (const std::string& root : {Variable("VIRTUAL_ENV"), Variable("CONDA_PREFIX"),
-                                  Variable("HOME") + "/.local", std::string("/usr/local")}) {
-    if (!root.empty()) roots.push_back(root + "/lib/python3*/*-packages");
-  }
-  std::vector<std::string> paths(search.names.begin(), search.names.end());
-  for (const char* const name : search.names) {
-    AddMatches(fmt::format("/usr/local/cuda/lib64/{}", name), paths);
-    for (const std::string& root : roots) {
-      for (const char* const folder : search.pip_folders) {
-        AddMatches(fmt::format("{}/{}/{}", root, folder, name), paths);
+  void* TryFolders(const LibraryFolders& folders) {
+    for (const std::string& packages : folders.packages) {
+      for (const char* const folder : search_.pip_folders) {
+        if (void* const library = TryIn(fmt::format("{}/{}", packages, folder))) return library;
       }
     }
+    for (const std::string& folder : folders.libraries) {
+      if (void* const library = TryIn(folder)) return library;
+    }
+    return nullptr;
   }
-  return paths;
-}
+
+  absl::Status Failure() const {
+    return EnvironmentError(
+        fmt::format("tried {}; the last: {}", fmt::join(tried_, ", "), last_error_));
+  }
+
+ private:
+  void* Try(const std::string& path) {
+    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      last_error_ = ::dlerror();
+      return nullptr;
+    }
+    const char* const lacks = missing_(library);
+    if (lacks == nullptr) return library;
+    last_error_ = fmt::format("{} has no {}", path, lacks);
+    ::dlclose(library);
+    return nullptr;
+  }
+
+  void* TryIn(const std::string& folder) {
+    tried_.push_back(folder);
+    for (const char* const name : search_.names) {
+      const std::string path = fmt::format("{}/{}", folder, name);
+      if (::access(path.c_str(), F_OK) != 0) continue;
+      if (void* const library = Try(path)) return library;
+    }
+    return nullptr;
+  }
+
+  const LibrarySearch& search_;
+  const absl::FunctionRef<const char*(void* library)> missing_;
+  std::vector<std::string> tried_;
+  std::string last_error_;
+};
 
 }  // namespace
 
 absl::StatusOr<void*> OpenLibrary(const LibrarySearch& search,
                                   absl::FunctionRef<const char*(void* library)> missing) {
-  const std::vector<std::string> candidates = Candidates(search);
-  std::string last_error;
-  for (const std::string& path : candidates) {
-    void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
-      last_error = ::dlerror();
-      continue;
-    }
-    const char* const lacks = missing(library);
-    if (lacks == nullptr) return library;
-    last_error = fmt::format("{} has no {}", path, lacks);
-    ::dlclose(library);
+  Opening opening(search, missing);
+  const char* const named = std::getenv(search.variable);
+  if (named != nullptr && *named != 0) {
+    if (void* const library = opening.TryNamed(named)) return library;
+    return opening.Failure();
   }
-  return EnvironmentError(
-      fmt::format("tried {}; the last: {}", fmt::join(candidates, ", "), last_error));
+  for (const char* const name : search.names) {
+    if (void* const library = opening.TryNamed(name)) return library;
+  }
+  for (const auto& folders :
+       {&FoldersOfEnvironment, &FoldersOfProgram, &FoldersOfPython, &FoldersOfSystem}) {
+    if (void* const library = opening.TryFolders(folders())) return library;
+  }
+  return opening.Failure();
 }
 
 }  // namespace forebay

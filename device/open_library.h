@@ -1,5 +1,5 @@
 // Shared libraries of NVIDIA's that are opened when they are needed, so that forebay runs where
-// they are not: found where the system, the CUDA Toolkit and NVIDIA's Python packages put them.
+// they are not. Asked in turn: the loader, and the folders of library_folders.h.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace forebay {
 struct LibrarySearch {
   const char* variable;            // of the environment: names the file, and nothing else is tried
   std::vector<const char*> names;  // in the order in which they are tried
-  std::vector<const char*> pip_folders;  // in a folder of Python packages
+  std::vector<const char*> pip_folders;  // below a folder of Python packages
 };
 
 // `missing`: the name of a function that an opened library lacks; nullptr: it has all. Never
