@@ -15,6 +15,10 @@ namespace forebay {
 inline constexpr uint32_t kDitherOfElem = 0x91E10DA5u;  // 2^32 / 1.3247..^2, the plastic number
 inline constexpr uint32_t kDitherOfStep = 0x9E3779B9u;  // 2^32 / 1.6180.., the golden ratio
 
+// What is no number has these bits wherever a kernel makes fewer bits or two planes of a value: of
+// others, such as a GPU's 0x7fffffff, the rounding would make a zero.
+inline constexpr uint32_t kNanBits = 0x7fc00000u;
+
 // What all kernels require of a run (tile_update.h).
 inline void CheckRun(const OptimizerConfig& config, const TileRun& run) {
   FOREBAY_CHECK(run.m != nullptr || !HasFirstMoment(config));

@@ -22,6 +22,10 @@ __device__ float LoadGradient(const TileRun& run, int64_t i) {
   return run.gradient_dtype == DType::kBF16 ? FloatOfBf16(bits) : FloatOfFp16(bits);
 }
 
+__device__ uint32_t BitsWithNan(float value) {
+  return value == value ? __float_as_uint(value) : kNanBits;
+}
+
 // As Join and Split of base/bfloat16.h.
 __device__ float LoadWeight(const TileRun& run, int64_t i) {
   if (run.weights == WeightFormat::kFp16) return run.master[i];
@@ -36,7 +40,7 @@ __device__ void StoreWeight(const TileRun& run, int64_t i, float p) {
     run.master[i] = p;
     static_cast<uint16_t*>(run.weight)[i] = Fp16OfFloat(p);
   } else {
-    const uint32_t bits = __float_as_uint(p);
+    const uint32_t bits = BitsWithNan(p);
     const uint16_t high = static_cast<uint16_t>((bits + 0x8000u) >> 16);
     static_cast<uint16_t*>(run.weight)[i] = high;
     run.remainder[i] = static_cast<int16_t>(bits - (static_cast<uint32_t>(high) << 16));
@@ -77,17 +81,18 @@ __device__ void StoreMoment(const TileRun& run, void* plane, int64_t i, float va
     static_cast<float*>(plane)[i] = value;
   } else {
     static_cast<uint16_t*>(plane)[i] =
-        static_cast<uint16_t>((__float_as_uint(value) + (dither >> 16)) >> 16);
+        static_cast<uint16_t>((BitsWithNan(value) + (dither >> 16)) >> 16);
   }
 }
 
-// The bits of the bf16 scale of a warp's magnitudes; every lane of the warp takes part.
+// The bits of the bf16 scale of a warp's magnitudes, and NaN where one is; every lane of the warp
+// takes part.
 __device__ uint32_t ScaleBits(float magnitude) {
-  // Magnitudes compare as their bits do; what is no number does not count.
-  uint32_t most = magnitude == magnitude ? __float_as_uint(magnitude) : 0u;
+  uint32_t most = BitsWithNan(magnitude);  // magnitudes compare as their bits do
   for (int distance = 16; distance > 0; distance /= 2) {
     most = max(most, __shfl_xor_sync(kWholeWarp, most, distance));
   }
+  if (most == kNanBits) return kNanBits;
   const float largest = __uint_as_float(most);
   return largest >= kLeastMomentScale ? (__float_as_uint(largest) + 0xffffu) & 0xffff0000u : 0u;
 }

@@ -246,7 +246,9 @@ class Int8Update {
       const VF scale = hn::BitCast(d, hn::And(above, hn::Set(du, 0xffff0000u)));
       const VF inverse = hn::Div(hn::Set(d, 1.0f), scale);
       const VF codes = hn::Mul(hn::Load(d, kMostCodes.data() + i), inverse);
-      hn::Store(hn::IfThenElseZero(has_scale, scale), d, group.scale + i);
+      const VF or_nan = hn::IfThenElse(hn::IsNaN(largest), hn::BitCast(d, hn::Set(du, kNanBits)),
+                                       hn::IfThenElseZero(has_scale, scale));
+      hn::Store(or_nan, d, group.scale + i);
       hn::Store(hn::IfThenElseZero(has_scale, codes), d, group.codes + i);
     }
   }

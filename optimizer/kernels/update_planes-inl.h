@@ -147,6 +147,13 @@ struct Gradients {
   const float scale;
 };
 
+// With kNanBits for what is no number.
+HWY_INLINE VU BitsWithNan(VF value) {
+  const DF d;
+  const VF nan = hn::BitCast(d, hn::Set(DU(), kNanBits));
+  return hn::BitCast(DU(), hn::IfThenElse(hn::IsNaN(value), nan, value));
+}
+
 // ---- Where the fp32 master weight is read from and written to.
 
 struct Fp32Weights {
@@ -195,8 +202,8 @@ struct SplitWeights {
   HWY_INLINE void Store(int64_t i, VF p0, VF p1) const {
     const DU du;
     const VU half = hn::Set(du, 0x8000u);
-    const VU bits0 = hn::BitCast(du, p0);
-    const VU bits1 = hn::BitCast(du, p1);
+    const VU bits0 = BitsWithNan(p0);
+    const VU bits1 = BitsWithNan(p1);
     Order::StoreHigh(hn::Add(bits0, half), hn::Add(bits1, half), w16 + i);
     Order::StoreLow(bits0, bits1, r16 + i);
   }

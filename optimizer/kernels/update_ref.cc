@@ -87,10 +87,14 @@ float LoadWeight(const TileRun& run, int64_t i) {
   FOREBAY_CHECK(false);
 }
 
+float WithNanBits(float value) {
+  return std::isnan(value) ? std::bit_cast<float>(kNanBits) : value;
+}
+
 void StoreWeight(const TileRun& run, int64_t i, float p) {
   switch (run.weights) {
     case WeightFormat::kSplitBf16: {
-      const SplitMaster split = Split(p);
+      const SplitMaster split = Split(WithNanBits(p));
       static_cast<Bf16*>(run.weight)[i] = split.w16;
       run.remainder[i] = split.r16;
       return;
@@ -113,7 +117,7 @@ uint32_t DitherAt(const RuleScalars& s, const TileRun& run, int64_t i) {
 
 // Rounds up or down to bf16, up with the probability of how far it is on the way.
 Bf16 DitherToBf16(float value, uint32_t dither) {
-  return static_cast<Bf16>((std::bit_cast<uint32_t>(value) + (dither >> 16)) >> 16);
+  return static_cast<Bf16>((std::bit_cast<uint32_t>(WithNanBits(value)) + (dither >> 16)) >> 16);
 }
 
 // In [-1/2, 1/2).
@@ -121,8 +125,15 @@ float CodeDither(uint32_t dither) {
   return std::bit_cast<float>((dither >> 9) | 0x3f800000u) - 1.5f;
 }
 
-// The bf16 that is at least `largest`, for a block of which that is the largest magnitude.
+// The larger one; NaN where one is.
+float Larger(float a, float b) {
+  return a >= b || std::isnan(a) ? a : b;
+}
+
+// The bf16 that is at least `largest`, for a block of which that is the largest magnitude. NaN, and
+// with it the whole block, where one of its values is.
 uint16_t ScaleOf(float largest) {
+  if (std::isnan(largest)) return kNanBits >> 16;
   if (!(largest >= kLeastMomentScale)) return 0;
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(largest) + 0xffffu) >> 16);
 }
@@ -158,7 +169,7 @@ void LoadInt8(const TileRun& run, int64_t first, int64_t num_elems, Block& block
 void StoreInt8M(const RuleScalars& s, const TileRun& run, int64_t first, int64_t num_elems,
                 const float* m) {
   float largest = 0;
-  for (int64_t i = 0; i < num_elems; ++i) largest = std::max(largest, std::abs(m[i]));
+  for (int64_t i = 0; i < num_elems; ++i) largest = Larger(largest, std::abs(m[i]));
   const uint16_t scale = ScaleOf(largest);
   run.m_scale[first / kMomentBlockElems] = scale;
   const float inverse = scale == 0 ? 0.0f : kMostSignedCode * (1.0f / Bf16ToFloat(scale));
@@ -174,7 +185,7 @@ void StoreInt8V(const RuleScalars& s, const TileRun& run, int64_t first, int64_t
   float largest = 0;
   for (int64_t i = 0; i < num_elems; ++i) {
     roots[i] = std::sqrt(v[i]);
-    largest = std::max(largest, roots[i]);
+    largest = Larger(largest, roots[i]);
   }
   const uint16_t scale = ScaleOf(largest);
   run.v_scale[first / kMomentBlockElems] = scale;

@@ -100,7 +100,7 @@ struct Bf16Moments {
 
  private:
   static HWY_INLINE VU Sum(VF value, VU dither) {
-    return hn::Add(hn::BitCast(DU(), value), dither);
+    return hn::Add(BitsWithNan(value), dither);
   }
   Dither dither_;
   uint16_t* const m_;

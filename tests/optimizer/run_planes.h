@@ -101,6 +101,17 @@ class RunPlanes {
         return;
     }
   }
+  // What is computed with.
+  float Weight(int64_t i) const {
+    switch (format.weights) {
+      case WeightFormat::kSplitBf16:
+        return Bf16ToFloat(As<Bf16>(weight)[i]);
+      case WeightFormat::kFp16:
+        return Fp16ToFloat(As<Fp16>(weight)[i]);
+      default:
+        return As<float>(weight)[i];
+    }
+  }
   float Master(int64_t i) const {
     switch (format.weights) {
       case WeightFormat::kSplitBf16:

@@ -119,6 +119,34 @@ TEST_P(UpdateDeviceTest, LeavesTheBitsOfTheReferenceOnRandomBitPatterns) {
   }
 }
 
+// 0x7fffffff is what a GPU's arithmetic gives; of the others the upper half alone is no NaN.
+TEST_P(UpdateDeviceTest, WhatIsNoNumberIsNoneInAnyPlane) {
+  constexpr int64_t kBad = 7;
+  for (const RunFormat& format : AllRunFormats()) {
+    if (format.gradient_dtype != DType::kF32) continue;  // the others hold no such bits
+    for (const uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u}) {
+      SCOPED_TRACE(testing::Message() << NameOf(format) << " " << std::hex << bits);
+      RunPlanes planes(format, 2 * kMomentBlockElems);
+      for (int64_t i = 0; i < planes.size(); ++i) {
+        planes.SetMaster(i, 1.0f);
+        planes.SetGradient(i, i == kBad ? std::bit_cast<float>(bits) : 1e-3f);
+      }
+      ASSERT_NO_FATAL_FAILURE(UpdateOnDevice({}, {.step = 1, .lr = 1e-3}, planes.Run()));
+      EXPECT_TRUE(std::isnan(planes.Weight(kBad)));
+      EXPECT_TRUE(std::isnan(planes.Master(kBad)));
+      EXPECT_TRUE(std::isnan(planes.M(kBad)));
+      EXPECT_TRUE(std::isnan(planes.V(kBad)));
+      for (int64_t i = 0; i < planes.size(); ++i) {
+        if (i == kBad) continue;
+        ASSERT_EQ(planes.Weight(i), planes.Weight(i == 0 ? 1 : 0)) << i;
+        // Moments of 8 bits have one scale a block.
+        if (format.moments == MomentFormat::kInt8 && i < kMomentBlockElems) continue;
+        ASSERT_GT(planes.M(i), 0.0f) << i;
+      }
+    }
+  }
+}
+
 // Scalars of a parameter group, in place of the configuration's.
 TEST_P(UpdateDeviceTest, TakesTheConstantsOfTheScalarsForThoseOfTheConfiguration) {
   const CounterRng rng(/*seed=*/6);
