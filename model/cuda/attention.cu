@@ -42,8 +42,21 @@ absl::Status AttentionStatus(cudaError_t error, const AttentionInputs& in) {
                    error);
 }
 
-absl::StatusOr<AttentionUnits> AttentionUnitsFor(Context& context, const AttentionInputs& in) {
-  if (context.dtype() == DType::kF32) return AttentionUnits::kSimt;
+// Tensor cores' kernels read rows 16 bytes at a time where those are as long, else two elements.
+bool AreAlignedForTensorCores(const AttentionInputs& in, const void* d_o) {
+  uintptr_t bits = 0;
+  for (const void* const matrix : {in.q, in.k, in.v, d_o}) {
+    bits |= reinterpret_cast<uintptr_t>(matrix);
+  }
+  return bits % (in.head_dim % 8 == 0 ? 16 : 4) == 0;
+}
+
+// `d_o`: nullptr in the forward pass.
+absl::StatusOr<AttentionUnits> AttentionUnitsFor(Context& context, const AttentionInputs& in,
+                                                 const void* d_o) {
+  if (context.dtype() == DType::kF32 || !AreAlignedForTensorCores(in, d_o)) {
+    return AttentionUnits::kSimt;
+  }
   int major = 0;
   FOREBAY_RETURN_IF_ERROR(context.stream().Launch([&](void* /*stream*/) {
     int device = 0;
@@ -64,6 +77,7 @@ absl::Status AttentionForwardOn(AttentionUnits units, Context& context, const At
   const AttentionInputs in = AttentionInputsOf(shape, q, k, v);
   const AttentionResults out = {o, log_sum_exp};
   if (in.tokens == 0) return absl::OkStatus();
+  FOREBAY_CHECK(units == AttentionUnits::kSimt || AreAlignedForTensorCores(in, nullptr));
   const DType dtype = context.dtype();
   return context.stream().Launch([&](void* native_stream) {
     const auto stream = static_cast<cudaStream_t>(native_stream);
@@ -78,7 +92,7 @@ absl::Status AttentionForwardOn(AttentionUnits units, Context& context, const At
 absl::Status AttentionForward(Context& context, const AttentionShape& shape, const void* q,
                               const void* k, const void* v, void* o, float* log_sum_exp) {
   FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units,
-                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v)));
+                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v), nullptr));
   return AttentionForwardOn(units, context, shape, q, k, v, o, log_sum_exp);
 }
 
@@ -88,6 +102,7 @@ absl::Status AttentionBackwardOn(AttentionUnits units, Context& context,
                                  const void* d_o, void* dq, void* dk, void* dv) {
   const AttentionInputs in = AttentionInputsOf(shape, q, k, v);
   if (in.tokens == 0) return absl::OkStatus();
+  FOREBAY_CHECK(units == AttentionUnits::kSimt || AreAlignedForTensorCores(in, d_o));
   FOREBAY_CHECK(context.scratch().size_bytes() >= AttentionScratchBytes(in.tokens, in.heads));
   auto* const output_dots = reinterpret_cast<float*>(context.scratch().address());
   const AttentionGradients gradients = {d_o, log_sum_exp, output_dots, dq, dk, dv};
@@ -109,7 +124,7 @@ absl::Status AttentionBackward(Context& context, const AttentionShape& shape, co
                                const float* log_sum_exp, const void* d_o, void* dq, void* dk,
                                void* dv) {
   FOREBAY_ASSIGN_OR_RETURN(const AttentionUnits units,
-                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v)));
+                           AttentionUnitsFor(context, AttentionInputsOf(shape, q, k, v), d_o));
   return AttentionBackwardOn(units, context, shape, q, k, v, o, log_sum_exp, d_o, dq, dk, dv);
 }
 

@@ -63,7 +63,9 @@ Inputs RandomInputs(const Case& c, DType dtype) {
 // One GPU with the context of one type.
 class Gpu {
  public:
-  Gpu(Device* device, DType dtype, int64_t scratch_bytes) : device_(device), dtype_(dtype) {
+  // Matrices begin `first_elem` elements behind an address that is aligned to all that is read.
+  Gpu(Device* device, DType dtype, int64_t scratch_bytes, int64_t first_elem)
+      : device_(device), dtype_(dtype), first_elem_(first_elem) {
     stream_ = *device->CreateStream();
     context_ = *Context::Create(device, stream_.get(), &budget_,
                                 {.dtype = dtype, .scratch_bytes = scratch_bytes});
@@ -81,7 +83,11 @@ class Gpu {
     const auto bytes = std::as_bytes(std::span(values));
     return Bytes({bytes.begin(), bytes.end()});
   }
-  DeviceBuffer Elements(const Floats& values) {
+  void* At(const DeviceBuffer& matrix) const {
+    return matrix.As<std::byte>() + first_elem_ * SizeOf(dtype_);
+  }
+  DeviceBuffer Elements(Floats values) {
+    values.insert(values.begin(), static_cast<size_t>(first_elem_), 0.0f);
     if (dtype_ == DType::kF32) return ToDevice(values);
     std::vector<uint16_t> bits;
     for (const float value : values) {
@@ -91,20 +97,19 @@ class Gpu {
   }
   // Memory of so many elements that are NaN: what an operator does not write shows.
   DeviceBuffer Unwritten(size_t num_elems, DType dtype) {
+    num_elems += static_cast<size_t>(first_elem_);
     return Bytes(std::vector<std::byte>(num_elems * SizeOf(dtype), std::byte{0xff}));
   }
-  Floats Floats32(const DeviceBuffer& from, size_t num_elems) {
+  Floats Floats32(const void* from, size_t num_elems) {
     Floats values(num_elems);
-    FOREBAY_CHECK(
-        stream_->CopyToHost(std::as_writable_bytes(std::span(values)), from.address()).ok());
+    FOREBAY_CHECK(stream_->CopyToHost(std::as_writable_bytes(std::span(values)), from).ok());
     FOREBAY_CHECK(stream_->Await().ok());
     return values;
   }
   Floats FromElements(const DeviceBuffer& from, size_t num_elems) {
-    if (dtype_ == DType::kF32) return Floats32(from, num_elems);
+    if (dtype_ == DType::kF32) return Floats32(At(from), num_elems);
     std::vector<uint16_t> bits(num_elems);
-    FOREBAY_CHECK(
-        stream_->CopyToHost(std::as_writable_bytes(std::span(bits)), from.address()).ok());
+    FOREBAY_CHECK(stream_->CopyToHost(std::as_writable_bytes(std::span(bits)), At(from)).ok());
     FOREBAY_CHECK(stream_->Await().ok());
     Floats values;
     for (const uint16_t value : bits) {
@@ -116,6 +121,7 @@ class Gpu {
  private:
   Device* const device_;
   const DType dtype_;
+  const int64_t first_elem_;
   MemoryBudget budget_{0};
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Context> context_;
@@ -137,8 +143,8 @@ struct SegmentOfToken {
 
 // Forward and backward. Without `units`: on those that the operator chooses.
 Outputs Attend(Device* device, const Case& c, std::optional<AttentionUnits> units, DType dtype,
-               const Inputs& in) {
-  Gpu gpu(device, dtype, AttentionScratchBytes(c.tokens, c.heads));
+               const Inputs& in, int64_t first_elem = 0) {
+  Gpu gpu(device, dtype, AttentionScratchBytes(c.tokens, c.heads), first_elem);
   const SegmentOfToken segments(c);
   const DeviceBuffer begin = gpu.ToDevice(segments.begin), end = gpu.ToDevice(segments.end);
   const AttentionShape shape = {.tokens = c.tokens,
@@ -155,20 +161,20 @@ Outputs Attend(Device* device, const Case& c, std::optional<AttentionUnits> unit
   const DeviceBuffer o = gpu.Unwritten(of_queries, dtype), dq = gpu.Unwritten(of_queries, dtype);
   const DeviceBuffer dk = gpu.Unwritten(of_keys, dtype), dv = gpu.Unwritten(of_keys, dtype);
   const DeviceBuffer log_sum_exp = gpu.Unwritten(num_rows, DType::kF32);
-  const auto* const qa = q.address();
-  const auto* const ka = k.address();
-  const auto* const va = v.address();
+  const auto* const qa = gpu.At(q);
+  const auto* const ka = gpu.At(k);
+  const auto* const va = gpu.At(v);
   auto* const sums = log_sum_exp.As<float>();
   absl::Status status =
-      units ? AttentionForwardOn(*units, gpu.context(), shape, qa, ka, va, o.address(), sums)
-            : AttentionForward(gpu.context(), shape, qa, ka, va, o.address(), sums);
+      units ? AttentionForwardOn(*units, gpu.context(), shape, qa, ka, va, gpu.At(o), sums)
+            : AttentionForward(gpu.context(), shape, qa, ka, va, gpu.At(o), sums);
   EXPECT_TRUE(status.ok()) << status;
-  status = units ? AttentionBackwardOn(*units, gpu.context(), shape, qa, ka, va, o.address(), sums,
-                                       d_o.address(), dq.address(), dk.address(), dv.address())
-                 : AttentionBackward(gpu.context(), shape, qa, ka, va, o.address(), sums,
-                                     d_o.address(), dq.address(), dk.address(), dv.address());
+  status = units ? AttentionBackwardOn(*units, gpu.context(), shape, qa, ka, va, gpu.At(o), sums,
+                                       gpu.At(d_o), gpu.At(dq), gpu.At(dk), gpu.At(dv))
+                 : AttentionBackward(gpu.context(), shape, qa, ka, va, gpu.At(o), sums, gpu.At(d_o),
+                                     gpu.At(dq), gpu.At(dk), gpu.At(dv));
   EXPECT_TRUE(status.ok()) << status;
-  return {gpu.FromElements(o, of_queries), gpu.Floats32(log_sum_exp, num_rows),
+  return {gpu.FromElements(o, of_queries), gpu.Floats32(log_sum_exp.address(), num_rows),
           gpu.FromElements(dq, of_queries), gpu.FromElements(dk, of_keys),
           gpu.FromElements(dv, of_keys)};
 }
@@ -278,6 +284,18 @@ TEST_P(CudaAttentionOperator, GivesTheSameBitsTwice) {
   for (const auto part :
        {&Outputs::o, &Outputs::log_sum_exp, &Outputs::dq, &Outputs::dk, &Outputs::dv}) {
     EXPECT_TRUE(cpu::SameBits(a.*part, b.*part));
+  }
+}
+
+// Their head_dim alone would let them be read 16 bytes at a time.
+TEST_P(CudaAttentionOperator, MatricesMayBeAlignedToOneElementAlone) {
+  const auto& [c, variant] = GetParam();
+  const Inputs in = RandomInputs(c, variant.dtype);
+  const Outputs aligned = Attend(device_.get(), c, std::nullopt, variant.dtype, in);
+  const Outputs found = Attend(device_.get(), c, std::nullopt, variant.dtype, in, 1);
+  EXPECT_LT(RelativeError(found.o, ToDouble(aligned.o), 1.0), variant.o_tolerance);
+  for (const auto part : {&Outputs::dq, &Outputs::dk, &Outputs::dv}) {
+    EXPECT_LT(RelativeError(found.*part, ToDouble(aligned.*part), 1.0), variant.gradient_tolerance);
   }
 }
 
