@@ -18,6 +18,9 @@ struct MatmulAlgorithms {
   std::string card;
   std::string library;
   std::map<MatmulProduct, CublasLt::Algorithm> chosen;
+  // Whether other products are measured. If not, they are computed by the library's first guess.
+  // No part of what is kept.
+  bool may_measure = true;
 
   bool operator==(const MatmulAlgorithms&) const = default;
 };

@@ -68,7 +68,10 @@ absl::Status ChooseAlgorithms(cuda::Context& context, Device* device, MemoryBudg
                               MatmulAlgorithms& algorithms) {
   GpuMatmul& matmul = context.matmul();
   if (algorithms.card != device->card() || algorithms.library != matmul.LibraryVersion()) {
-    algorithms = {.card = device->card(), .library = matmul.LibraryVersion(), .chosen = {}};
+    algorithms = {.card = device->card(),
+                  .library = matmul.LibraryVersion(),
+                  .chosen = {},
+                  .may_measure = algorithms.may_measure};
   }
   const std::set wanted(products.begin(), products.end());
   std::erase_if(algorithms.chosen, [&](const auto& one) { return !wanted.contains(one.first); });
@@ -79,10 +82,12 @@ absl::Status ChooseAlgorithms(cuda::Context& context, Device* device, MemoryBudg
     if (known != algorithms.chosen.end()) {
       FOREBAY_ASSIGN_OR_RETURN(const bool is_used, matmul.Use(product, known->second));
       if (is_used) continue;
+      algorithms.chosen.erase(known);
     }
     unknown.push_back(product);
     operand_bytes = std::max(operand_bytes, GpuMatmul::OperandBytes(product));
   }
+  if (!algorithms.may_measure) return absl::OkStatus();
   FOREBAY_ASSIGN_OR_RETURN(
       const DeviceAllocation operands,
       DeviceAllocation::Create(budget, device, "measuring matrix products", operand_bytes));

@@ -22,10 +22,10 @@ std::vector<MatmulProduct> TrainingProducts(const cuda::Context& context,
                                             const DecoderTensors& tensors,
                                             const CudaDecoderOptions& options);
 
-// Has `products` computed by `algorithms`, and measures those that it has none for, which are added
-// to it. Those of other products, of another card or library are forgotten before. Nothing was
-// multiplied yet. Takes the operands of the largest product that is measured from the budget, and
-// gives them back. OutOfMemoryError, EnvironmentError.
+// Has `products` computed by `algorithms`, and measures those that it has none for, if it may,
+// which are added to it. Those of other products, of another card or library are forgotten before.
+// Nothing was multiplied yet. Takes the operands of the largest product that is measured from the
+// budget, and gives them back. OutOfMemoryError, EnvironmentError.
 absl::Status ChooseAlgorithms(cuda::Context& context, Device* device, MemoryBudget* budget,
                               const std::vector<MatmulProduct>& products,
                               MatmulAlgorithms& algorithms);

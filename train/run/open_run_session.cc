@@ -1,5 +1,7 @@
 #include "forebay/train/run/open_run_session.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -22,15 +24,20 @@ std::string KeptPath(int rank) {
   return folder.ok() ? JoinPath(*folder, fmt::format("algorithms-{:03}.json", rank)) : "";
 }
 
+// Measuring chooses by time, and not each time the same: what could not be kept is not worth it.
+bool CanKeep(const std::string& path) {
+  if (path.empty()) return false;
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return MakeDirectories(folder).ok() && ::access(folder.c_str(), W_OK | X_OK) == 0;
+}
+
 // With what other runs have measured, where it is of the same card and library.
 void Keep(const std::string& path, const MatmulAlgorithms& kept, MatmulAlgorithms algorithms) {
-  if (path.empty()) return;
   if (kept.card == algorithms.card && kept.library == algorithms.library) {
     algorithms.chosen.insert(kept.chosen.begin(), kept.chosen.end());
   }
   if (algorithms == kept) return;
   // Another run measures them again where they could not be kept.
-  MakeDirectories(std::filesystem::path(path).parent_path().string()).IgnoreError();
   WriteAlgorithms(path, algorithms).IgnoreError();
 }
 
@@ -46,16 +53,18 @@ absl::StatusOr<std::unique_ptr<RunSession>> OpenRunSession(PreparedRun& run,
   std::string ignored;
   const MatmulAlgorithms kept = ReadAlgorithms(kept_path, ignored);
   MatmulAlgorithms algorithms = of_run.chosen.empty() ? kept : of_run;
+  algorithms.may_measure = CanKeep(kept_path);
   FOREBAY_ASSIGN_OR_RETURN(
       std::unique_ptr<RunSession> session,
       RunSession::Create(run.plan, run.options, run.config, std::move(run.store), run.budget.get(),
                          std::move(session_options), &algorithms));
+  const bool can_keep = std::exchange(algorithms.may_measure, true);
   if (algorithms.chosen.empty()) return session;
   if (!(algorithms == of_run)) {
     FOREBAY_RETURN_IF_ERROR(WriteAlgorithms(run.paths.algorithms, algorithms));
   }
   // A resume of an older run does not change what new ones compute by.
-  if (of_run.chosen.empty()) Keep(kept_path, kept, algorithms);
+  if (of_run.chosen.empty() && can_keep) Keep(kept_path, kept, algorithms);
   return session;
 }
 

@@ -108,6 +108,19 @@ TEST_F(GpuAlgorithms, ANewRunHasTheBitsOfTheOneBeforeIt) {
   EXPECT_NE(Whole("newer", 0), expected);
 }
 
+TEST_F(GpuAlgorithms, ARunHasTheBitsOfTheOneBeforeItWhereNothingCanBeKept) {
+  ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1);
+  const ToyResult expected = Whole("first", 1);
+  EXPECT_EQ(Whole("second", 0), expected);
+  TrainOptions options = OnGpu("resumed");
+  options.stop_after = 1;
+  EXPECT_FALSE(TrainToy(options).ok());
+  options.stop_after = 0;
+  options.resume = true;
+  EXPECT_THAT(NotesOfRest(options), Not(Contains(kMayDiffer)));
+  EXPECT_EQ(*ResultOf(options.out), expected);
+}
+
 TEST_F(GpuAlgorithms, AResumeOfAnotherRunDoesNotChangeThoseOfNewOnes) {
   const TrainOptions older = Begun("older");
   const ToyResult expected = Whole("first", 0);
