@@ -21,7 +21,9 @@ std::string_view AdviceOn(cudaError_t error) {
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
     case cudaErrorCompatNotSupportedOnDevice:
-      return "Install NVIDIA's driver, or a newer one, or run without the GPU (--device=cpu)";
+      return CUDART_VERSION >= 13000
+                 ? "Install NVIDIA's driver 580 or newer, or run without the GPU (--device=cpu)"
+                 : "Install NVIDIA's driver 525 or newer, or run without the GPU (--device=cpu)";
     case cudaErrorNoDevice:
       return "Look at 'nvidia-smi' and CUDA_VISIBLE_DEVICES, or run without the GPU (--device=cpu)";
     default:

@@ -18,6 +18,12 @@ struct GpuInfo {
   std::string why_no_memory;  // the error where its memory could not be asked for; else ""
 };
 
+// The major version of the oldest driver on Linux that serves a program of this CUDA (12080 is CUDA
+// 12.8): NVIDIA's "CUDA Compatibility". Newer drivers serve it too.
+constexpr int OldestDriverFor(int cuda_version) {
+  return cuda_version >= 13000 ? 580 : 525;
+}
+
 struct CudaInfo {
   bool is_built_in = false;  // this forebay has CUDA code
   int runtime_version = 0;   // 13000 is CUDA 13.0; what forebay was built with

@@ -36,18 +36,22 @@ Check OfDriver(const GpuFacts& gpu) {
       return GpuCheck("driver", Verdict::kOk, "no NVIDIA card; the CPU computes");
     }
     return GpuCheck("driver", Verdict::kFail, "there is an NVIDIA card, and no driver for it",
-                    "Install NVIDIA's driver, or give the container the GPU (docker run --gpus "
-                    "all); to compute on the CPU nothing is needed");
+                    fmt::format("Install NVIDIA's driver {} or newer, or give the container the "
+                                "GPU (docker run --gpus all); to compute on the CPU nothing is "
+                                "needed",
+                                OldestDriverFor(cuda.runtime_version)));
   }
-  const std::string value = fmt::format(
-      "{}{}CUDA {}; forebay was built with CUDA {}", gpu.driver, gpu.driver.empty() ? "" : ", ",
-      CudaVersion(cuda.driver_version), CudaVersion(cuda.runtime_version));
+  const std::string value =
+      fmt::format("{}{}CUDA {}; forebay was built with CUDA {}, for driver {} or newer", gpu.driver,
+                  gpu.driver.empty() ? "" : ", ", CudaVersion(cuda.driver_version),
+                  CudaVersion(cuda.runtime_version), OldestDriverFor(cuda.runtime_version));
   // Within a major version older drivers serve newer programs.
   if (cuda.driver_version / 1000 < cuda.runtime_version / 1000) {
-    return GpuCheck("driver", Verdict::kFail, value,
-                    fmt::format("Install a driver for CUDA {}, or build forebay with the toolkit "
-                                "of CUDA {}",
-                                cuda.runtime_version / 1000, CudaVersion(cuda.driver_version)));
+    return GpuCheck(
+        "driver", Verdict::kFail, value,
+        fmt::format("Install driver {} or newer, or build forebay with the toolkit of "
+                    "CUDA {}",
+                    OldestDriverFor(cuda.runtime_version), CudaVersion(cuda.driver_version)));
   }
   if (!cuda.gpus.empty()) return GpuCheck("driver", Verdict::kOk, value);
   return GpuCheck("driver", Verdict::kWarn, value + "; no GPU: " + cuda.why_no_gpu,

@@ -175,6 +175,9 @@ TEST(ExamineGpu, TheDriverHasToServeTheMajorVersionThatForebayWasBuiltWith) {
   GpuFacts gpu = GoodGpu();
   gpu.cuda.driver_version = 12040;
   EXPECT_EQ(Of(ExamineGpu(gpu), "driver").verdict, Verdict::kFail);
+  EXPECT_THAT(Of(ExamineGpu(gpu), "driver").fix, HasSubstr("Install driver 580 or newer"));
+  gpu.cuda.driver_version = 0;
+  EXPECT_THAT(Of(ExamineGpu(gpu), "driver").fix, HasSubstr("driver 580 or newer"));
   gpu.cuda = {.is_built_in = true, .runtime_version = 12080, .driver_version = 12040};
   gpu.cuda.why_no_gpu = "no CUDA-capable device is detected";
   EXPECT_EQ(Of(ExamineGpu(gpu), "driver").verdict, Verdict::kWarn);

@@ -121,7 +121,7 @@ TEST_F(LostGpu, WithoutADriverThatIsNewEnoughNothingIsBegun) {
     const absl::Status status = TrainToy(options);
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);
     EXPECT_THAT(MessageOf(status), HasSubstr(driver == Options::Driver::kOld
-                                                 ? "Install NVIDIA's driver, or a newer one"
+                                                 ? "Install NVIDIA's driver 580 or newer"
                                                  : "CUDA_VISIBLE_DEVICES"));
     EXPECT_FALSE(IsRunFolder(options.out));
   }
