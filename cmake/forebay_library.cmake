@@ -92,6 +92,10 @@ function(forebay_test name)
     endif()
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77)
+  # Under ASan the emulated GPU adds as tensor cores do and has a GPU's NaN; under TSan its sums are exact.
+  if(FOREBAY_CUDA_EMULATED AND FOREBAY_SANITIZE MATCHES "address")
+    set_property(TEST ${name} PROPERTY ENVIRONMENT FOREBAY_EMULATION_NAN=gpu FOREBAY_EMULATION_TRUNCATED_PRODUCTS=8)
+  endif()
 endfunction()
 
 # forebay_share(<test> <share> [<target>...]): the test is one of those that `scripts/test` runs without arguments, and these

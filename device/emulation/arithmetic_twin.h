@@ -32,38 +32,44 @@ inline int __ffs(int bits) {
   return bits == 0 ? 0 : std::countr_zero(static_cast<unsigned>(bits)) + 1;
 }
 
+// What is no number is as the emulated GPU has it. Sums and products that kernels write with
+// operators are the host's.
+inline float OnGpu(float value) {
+  return value == value ? value : ::forebay::emulation::NanOf(value);
+}
+
 // ---- One rounding each
 inline float __fadd_rn(float a, float b) {
-  return a + b;
+  return OnGpu(a + b);
 }
 inline float __fsub_rn(float a, float b) {
-  return a - b;
+  return OnGpu(a - b);
 }
 inline float __fmul_rn(float a, float b) {
-  return a * b;
+  return OnGpu(a * b);
 }
 inline float __fdiv_rn(float a, float b) {
-  return a / b;
+  return OnGpu(a / b);
 }
 inline float __fsqrt_rn(float a) {
-  return std::sqrt(a);
+  return OnGpu(std::sqrt(a));
 }
 inline float __fmaf_rn(float a, float b, float c) {
-  return std::fma(a, b, c);
+  return OnGpu(std::fma(a, b, c));
 }
 
 // ---- Approximations on a GPU, which has other bits
 inline float __expf(float a) {
-  return std::exp(a);
+  return OnGpu(std::exp(a));
 }
 inline float __logf(float a) {
-  return std::log(a);
+  return OnGpu(std::log(a));
 }
 inline float __fdividef(float a, float b) {
-  return a / b;
+  return OnGpu(a / b);
 }
 inline float rsqrtf(float a) {
-  return 1.0f / std::sqrt(a);
+  return OnGpu(1.0f / std::sqrt(a));
 }
 
 template <typename A, typename B>

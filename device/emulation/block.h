@@ -105,6 +105,8 @@ void RunBlock(Block& block);
 // Leaves the running thread, whose state says what it waits for.
 void Yield();
 void MakeRunnable(Thread& thread);
+// Of what the hardware reads or writes `size_bytes` of at once.
+void DieUnlessAligned(const char* operation, const void* address, int size_bytes);
 // All that are alive wait at the barrier: they go on.
 void ReleaseBarrier();
 

@@ -76,6 +76,9 @@ cudaError_t EnqueueWork(cudaStream_t stream, std::function<void()> work, double 
 cudaError_t EnqueueGrid(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                         std::function<void()> thread);
 
+// The NaN that arithmetic gives here: a GPU's only one, 0x7fffffff, or the host's (options.h).
+float NanOf(float of_host);
+
 template <typename T>
 uint64_t BitsOf(T value) {
   static_assert(std::is_trivially_destructible_v<T> && sizeof(T) <= sizeof(uint64_t));

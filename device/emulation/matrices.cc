@@ -1,7 +1,9 @@
 // Operations of a warp on matrices (ptx.h).
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "forebay/device/emulation/block.h"
@@ -47,10 +49,48 @@ float Fp16Of(uint32_t pair, int half) {
   return __half2float(__half_raw{static_cast<uint16_t>(pair >> (16 * half))});
 }
 
+// To the nearest float, from a sum that loses nothing.
+float AddExactly(float to, const float (&a)[16], const float (&b)[16]) {
+  double sum = to;
+  for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[k]) * b[k];
+  return static_cast<float>(sum);
+}
+// As tensor cores add: `at_once` products and what there is already are cut towards zero to the 24
+// bits below the largest one's exponent, and so is their sum. No card cuts off more (Fasi et al.,
+// "Numerical behavior of NVIDIA tensor cores", 2021, of V100 and A100, which keep up to 2 bits
+// more).
+float AddTruncating(float to, const float (&a)[16], const float (&b)[16], int at_once) {
+  for (int first = 0; first < 16; first += at_once) {
+    double terms[17] = {to};
+    double largest = std::abs(to);
+    for (int i = 0; i < at_once; ++i) {
+      terms[i + 1] = static_cast<double>(a[first + i]) * b[first + i];
+      largest = std::max(largest, std::abs(terms[i + 1]));
+    }
+    const int lowest_bit = largest == 0 ? 0 : std::ilogb(largest) - 23;
+    double sum = 0;
+    for (const double term : terms) sum += std::trunc(std::ldexp(term, -lowest_bit));
+    const int cut = sum == 0 ? 0 : std::max(0, std::ilogb(sum) - 23);
+    to = static_cast<float>(std::ldexp(std::trunc(std::ldexp(sum, -cut)), cut + lowest_bit));
+  }
+  return to;
+}
+bool AreFinite(float to, const float (&a)[16], const float (&b)[16]) {
+  double all = to;
+  for (int k = 0; k < 16; ++k) all += std::abs(a[k]) + std::abs(b[k]);
+  return std::isfinite(all);
+}
+float AddProducts(float to, const float (&a)[16], const float (&b)[16]) {
+  const int at_once = TheOptions().truncated_products;
+  const bool truncates = at_once > 0 && AreFinite(to, a, b);
+  const float sum = truncates ? AddTruncating(to, a, b, at_once) : AddExactly(to, a, b);
+  return sum == sum ? sum : NanOf(sum);
+}
+
 template <float (*kElementOf)(uint32_t pair, int half)>
 void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
   float a[16][16];
-  float b[16][8];
+  float b[8][16];
   for (int lane = 0; lane < kLanes; ++lane) {
     const auto& from = *static_cast<const Fragments*>(of_lanes[lane]);
     const int g = lane / 4;
@@ -58,7 +98,7 @@ void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
     for (int i = 0; i < 2; ++i) {
       for (int q = 0; q < 4; ++q)
         a[g + 8 * (q % 2)][2 * t + 8 * (q / 2) + i] = kElementOf(from.a[q], i);
-      for (int q = 0; q < 2; ++q) b[2 * t + 8 * q + i][g] = kElementOf(from.b[q], i);
+      for (int q = 0; q < 2; ++q) b[g][2 * t + 8 * q + i] = kElementOf(from.b[q], i);
     }
   }
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -66,9 +106,7 @@ void CompleteMultiply(void* const* of_lanes, uint32_t /*mask*/) {
     for (int q = 0; q < 4; ++q) {
       const int row = lane / 4 + 8 * (q / 2);
       const int column = 2 * (lane % 4) + q % 2;
-      double sum = to.d[q];
-      for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-      to.d[q] = static_cast<float>(sum);
+      to.d[q] = AddProducts(to.d[q], a[row], b[column]);
     }
   }
 }
@@ -85,7 +123,12 @@ void Multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Com
 
 }  // namespace
 
+float NanOf(float of_host) {
+  return TheOptions().has_gpu_nans ? std::bit_cast<float>(0x7fffffffu) : of_host;
+}
+
 void LoadMatrices(uint32_t (&to)[4], const void* row, bool transposed) {
+  DieUnlessAligned(transposed ? "ldmatrix.trans" : "ldmatrix", row, sizeof(MatrixRow::row));
   MatrixRow matrix_row = {};
   CopyBytes(matrix_row.row, row, sizeof(matrix_row.row));
   Meet(kWholeWarp, transposed ? "ldmatrix.trans" : "ldmatrix", &matrix_row,

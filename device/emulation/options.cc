@@ -53,6 +53,16 @@ Options FromEnvironment() {
   } else if (!driver.empty()) {
     Die("FOREBAY_EMULATION_DRIVER is neither old nor none");
   }
+  const std::string_view nan = Setting("FOREBAY_EMULATION_NAN");
+  options.has_gpu_nans = nan == "gpu";
+  if (!nan.empty() && nan != "gpu" && nan != "host") {
+    Die("FOREBAY_EMULATION_NAN is neither gpu nor host");
+  }
+  SetNumber("FOREBAY_EMULATION_TRUNCATED_PRODUCTS", options.truncated_products);
+  const int products = options.truncated_products;
+  if (products != 0 && products != 4 && products != 8 && products != 16) {
+    Die("FOREBAY_EMULATION_TRUNCATED_PRODUCTS is %d, and has to be 0, 4, 8 or 16", products);
+  }
   SetNumber("FOREBAY_EMULATION_LOST_AFTER", options.lost_after);
   SetNumber("FOREBAY_EMULATION_SEED", options.seed);
   SetNumber("FOREBAY_EMULATION_GPU_BYTES", options.gpu_bytes);

@@ -19,7 +19,7 @@ enum class Loss : uint8_t { kUnavailable, kEcc };
 // Read once from the environment: FOREBAY_EMULATION_ORDER=ascending|descending|random,
 // _STREAMS=eager|lazy|random, _SEED, _GPU_BYTES, _NUM_GPUS, _GPU_NUMBER, _TSAN_THREADS,
 // _LOST_AFTER, _LOST_BY=ecc|unavailable, _DRIVER=old|none, _CAPABILITY, _FASTEST_PRODUCT,
-// _CUBLASLT.
+// _CUBLASLT, _NAN=gpu|host, _TRUNCATED_PRODUCTS=0|4|8|16.
 struct Options {
   Order order = Order::kRandom;  // of blocks, and of a block's threads between its barriers
   StreamPace streams = StreamPace::kRandom;
@@ -45,6 +45,11 @@ struct Options {
   // time of the others; and the version of that library.
   int fastest_product = 0;
   size_t cublaslt_version = 130000;
+  // Arithmetic gives a GPU's NaN, 0x7fffffff, in place of the host's.
+  bool has_gpu_nans = false;
+  // So many products at a time are added by tensor cores that cut off what does not fit in a
+  // float, as hardware does. 0: sums are exact, and rounded once.
+  int truncated_products = 0;
   enum class Driver : uint8_t { kGood, kOld, kNone } driver = Driver::kGood;
 };
 Options& TheOptions();

@@ -45,8 +45,15 @@ void* DynamicShared() {
   return block.shared + kRedZoneBytes;
 }
 
+void DieUnlessAligned(const char* operation, const void* address, int size_bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(size_bytes) == 0) return;
+  Die("%s of %d bytes at %p, which is not aligned to them", operation, size_bytes, address);
+}
+
 void CopyAsync(void* to, const void* from, int from_bytes, int size_bytes) {
   constexpr int kJunk = 0xff;
+  DieUnlessAligned("cp.async", to, size_bytes);
+  DieUnlessAligned("cp.async", from, size_bytes);
   Thread& self = Self();
   FillBytes(to, kJunk, static_cast<size_t>(size_bytes));
   if (self.copies.size() == kMostCopies) {
