@@ -3,8 +3,8 @@
 
   torch_ops.py cuda|cpu SHAPE    SHAPE: the JSON object "shape" of cuda_ops
 
-Medians, bf16. Not compiled: what people have who do nothing about it; attention is scaled_dot_product_attention, the update a
-fused AdamW on fp32 masters and moments. On the CPU each runs once, to see that it does.
+Medians, bf16. Not compiled: what people have who do nothing about it; attention is scaled_dot_product_attention, by the backend
+that PyTorch chooses and by each that it has, the update a fused AdamW on fp32 masters and moments. On the CPU each runs once, to see that it does.
 """
 
 import json
@@ -14,6 +14,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 REPEATS = 15
 LEAST_SECONDS = 5e-3
@@ -96,8 +97,22 @@ class Operators:
         of_keys = (size[0], shape["kv_heads"], *size[2:])
         q, k, v = self.random(*size, grad=True), self.random(*of_keys, grad=True), self.random(*of_keys, grad=True)
         grouped = {} if size[1] == of_keys[1] else {"enable_gqa": True}
-        self.pair("attention", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped), (q, k, v),
-                  self.random(*size))
+        dy = self.random(*size)
+
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)
+
+        self.pair("attention", attend, (q, k, v), dy)
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
+
+            def attend_by(q, k, v, backend=backend):
+                with sdpa_kernel(backend):
+                    return attend(q, k, v)
+
+            try:
+                self.pair(f"attention [{backend.name.lower()}]", attend_by, (q, k, v), dy)
+            except RuntimeError:  # none on this device, or none of this shape
+                continue
         cos, sin = self.random(*size[2:]), self.random(*size[2:])
 
         def rope(x):
