@@ -121,6 +121,32 @@ TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnExtremeValues) {
   ExpectSimdEqualsRef(start, 0, start.size());
 }
 
+// A gradient that a GPU made such: rounded as a number, 0x7fffffff becomes -0.0. The same for what
+// vectors update, for the rest behind it, and for moments of 8 bits, whose block it is of.
+TEST_P(UpdateKernelTest, WhatIsNoNumberIsNoneInAnyPlane) {
+  RunFormat format_of_gpu = format();
+  format_of_gpu.gradient_dtype = DType::kF32;
+  ForEachSimdTarget([&] {
+    RunPlanes planes(format_of_gpu, 2 * kMomentBlockElems + 5);
+    const int64_t last = planes.size() - 1;
+    for (int64_t i = 0; i < planes.size(); ++i) {
+      planes.SetMaster(i, 1.0f);
+      planes.SetGradient(i, i == 7 || i == last ? std::bit_cast<float>(0x7fffffffu) : 1e-3f);
+    }
+    UpdateRun(config(), kScalars, RunOf(planes));
+    for (const int64_t i : {int64_t{7}, last}) {
+      if (config().kind != OptimizerKind::kLion) {  // which takes the sign, and there is none
+        EXPECT_TRUE(std::isnan(planes.Weight(i))) << i;
+        EXPECT_TRUE(std::isnan(planes.Master(i))) << i;
+      }
+      EXPECT_EQ(std::isnan(planes.M(i)), HasFirstMoment(config())) << i;
+      EXPECT_EQ(std::isnan(planes.V(i)), HasSecondMoment(config())) << i;
+    }
+    const int64_t other = kMomentBlockElems + 3;
+    EXPECT_TRUE(std::isfinite(planes.Weight(other)) && std::isfinite(planes.M(other)));
+  });
+}
+
 TEST_P(UpdateKernelTest, ElementsThatAreAllZeroStayZero) {
   RunPlanes planes(format(), 4096);
   for (UpdateScalars scalars = kScalars; scalars.step < 20; ++scalars.step) {

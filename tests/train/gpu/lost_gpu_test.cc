@@ -25,12 +25,11 @@ using testing::HasSubstr;
 
 class LostGpu : public testing::Test {
  protected:
-  // Each run measures its products, so that all make the same calls: none can keep what it
-  // measured.
-  LostGpu() { ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1); }
   ~LostGpu() override { TheOptions() = before_; }
 
+  // Each run measures its products, so that all make the same calls: none finds what another has.
   TrainOptions OnGpu(const std::string& name) const {
+    ::setenv("XDG_CACHE_HOME", folder_.Path("cache of " + name).c_str(), 1);
     TrainOptions options = task_.TightRun(folder_.Path(name));
     options.ram_bytes = int64_t{256} << 20;
     options.device = ComputeDevice::kCuda;
@@ -120,9 +119,9 @@ TEST_F(LostGpu, WithoutADriverThatIsNewEnoughNothingIsBegun) {
     TrainOptions options = OnGpu("old");
     const absl::Status status = TrainToy(options);
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kEnvironment);
-    EXPECT_THAT(MessageOf(status), HasSubstr(driver == Options::Driver::kOld
-                                                 ? "Install NVIDIA's driver 580 or newer"
-                                                 : "CUDA_VISIBLE_DEVICES"));
+    EXPECT_THAT(MessageOf(status),
+                HasSubstr(driver == Options::Driver::kOld ? "Install NVIDIA's driver 580 or newer"
+                                                          : "CUDA_VISIBLE_DEVICES"));
     EXPECT_FALSE(IsRunFolder(options.out));
   }
   TrainOptions options = OnGpu("auto");

@@ -31,7 +31,7 @@ class GpuDataParallel : public testing::Test {
  protected:
   explicit GpuDataParallel(int num_blocks = 2) : task_(folder_.path(), num_blocks) {
     TheOptions().num_gpus = 3;
-    // No run finds what another has measured: all make the same calls.
+    // No run measures its products, as none could keep what it measured: all make the same calls.
     ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1);
   }
   ~GpuDataParallel() override { TheOptions() = before_; }

@@ -218,7 +218,7 @@ int64_t MicroBatchBytes(int64_t tokens) {
 
 class GpuRanksTraffic : public GpuRanks, public testing::WithParamInterface<int> {
  protected:
-  // Each run measures its products, as none can keep what it measured: all make the same calls.
+  // No run measures its products, as none could keep what it measured: all make the same calls.
   GpuRanksTraffic() { ::setenv("XDG_CACHE_HOME", "/proc/nothing", 1); }
   TrainOptions WithSteps(int64_t steps) const {
     TrainOptions options = Options(GetParam(), "steps" + std::to_string(steps) + "_");
