@@ -116,8 +116,6 @@ def _run(options, compute, describe):
             print(json.dumps(report))
         return 0
     print(json.dumps(report, ensure_ascii=False) if options.format == "json" else describe(report))
-    for note in report.get("notes", []) if options.format == "json" else []:  # for who sees what a program does not show
-        print(f"forebay-data: note: {note}", file=sys.stderr, flush=True)
     return 3 if report.get("num_problems") else 0
 
 

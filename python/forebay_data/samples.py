@@ -337,8 +337,6 @@ def parse_prompt(text, where):
     return record
 
 
-
-
 def _quoted(keys):
     return ", ".join(f"'{key}'" for key in keys) or "(none)"
 
@@ -350,5 +348,3 @@ def _text_sample(where, tokens, continues=False):
 def _sample(where, kind, tokens, trained, continues=False):
     trained[:1] = False  # nothing comes before it that could predict it
     return Sample(where, kind, tokens, trained, continues=continues)
-
-

@@ -14,6 +14,7 @@ from tokenizer_kinds import BOS, EOS, UNKNOWN
 
 from forebay_data import prompts
 from forebay_data.samples import SampleOptions, SampleReader
+from forebay_data.sources import find_sources
 from forebay_data.spans import continuation
 from forebay_data.template import ChatTemplate
 from forebay_data.tokenizer import ModelConfig
@@ -43,8 +44,8 @@ def model(kind, tmp_path_factory):
 def samples_of(model, data, template=None):
     def fail(message):
         raise AssertionError(message)
-    reader = SampleReader(str(data), load_tokenizer(model), ModelConfig(str(model)), lambda: template, SampleOptions(4096), fail)
-    return list(reader)
+    return list(SampleReader(find_sources(str(data)), load_tokenizer(model), ModelConfig(str(model)), lambda: template,
+                             SampleOptions(4096), fail))
 
 
 def spelled(tokenizer, ids):
