@@ -35,11 +35,11 @@ const char* FindAllOfNccl(void* library, Nccl& table) {
 
 absl::StatusOr<Nccl> OpenNccl() {
   Nccl table = {};
-  const absl::StatusOr<void*> library = OpenLibrary(
-      {.variable = "FOREBAY_NCCL",
-       .names = {"libnccl.so.2"},
-       .pip_folders = {"nvidia/nccl/lib", "nvidia/cu13/lib"}},
-      [&](void* opened) { return FindAllOfNccl(opened, table); });
+  const absl::StatusOr<void*> library =
+      OpenLibrary({.variable = "FOREBAY_NCCL",
+                   .names = {"libnccl.so.2"},
+                   .pip_folders = {"nvidia/nccl/lib", "nvidia/cu13/lib"}},
+                  [&](void* opened) { return FindAllOfNccl(opened, table); });
   if (library.ok()) return table;
   return EnvironmentError(
       fmt::format("NCCL was not found ({}). Install it with 'pip install nvidia-nccl-cu13', or "

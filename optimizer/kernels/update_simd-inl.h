@@ -99,9 +99,7 @@ struct Bf16Moments {
   }
 
  private:
-  static HWY_INLINE VU Sum(VF value, VU dither) {
-    return hn::Add(BitsWithNan(value), dither);
-  }
+  static HWY_INLINE VU Sum(VF value, VU dither) { return hn::Add(BitsWithNan(value), dither); }
   Dither dither_;
   uint16_t* const m_;
   uint16_t* const v_;

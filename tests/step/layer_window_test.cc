@@ -163,7 +163,8 @@ TEST_F(LayerWindowTest, CountsWaitsByWhatTheyWereFor) {
   EXPECT_GT(waits[Activity::kReadWeights], 0);
   EXPECT_EQ(waits[Activity::kUpdate], 0);
   Expect({2, 3});
-  while (filler_.notes().back() != "finish 3") std::this_thread::yield();  // after layer 2 was ready
+  while (filler_.notes().back() != "finish 3")
+    std::this_thread::yield();  // after layer 2 was ready
   waits = window_->stats().waits;
   ASSERT_EQ(Use({2}), absl::OkStatus());
   EXPECT_EQ(window_->stats().waits.Total(), waits.Total());

@@ -44,16 +44,15 @@ class EmulatedArithmetic : public testing::Test {
     const DeviceBuffer d_there = ToDevice(d), a_there = ToDevice(a), b_there = ToDevice(b);
     EXPECT_TRUE(stream_
                     ->Launch([&](void* native_stream) {
-                      EXPECT_EQ(ptx_kernels::Multiply(d_there.As<float>(),
-                                                      a_there.As<__nv_bfloat16>(),
-                                                      b_there.As<__nv_bfloat16>(),
-                                                      static_cast<cudaStream_t>(native_stream)),
-                                cudaSuccess);
+                      EXPECT_EQ(
+                          ptx_kernels::Multiply(d_there.As<float>(), a_there.As<__nv_bfloat16>(),
+                                                b_there.As<__nv_bfloat16>(),
+                                                static_cast<cudaStream_t>(native_stream)),
+                          cudaSuccess);
                       return absl::OkStatus();
                     })
                     .ok());
-    EXPECT_TRUE(
-        stream_->CopyToHost(std::as_writable_bytes(std::span(d)), d_there.address()).ok());
+    EXPECT_TRUE(stream_->CopyToHost(std::as_writable_bytes(std::span(d)), d_there.address()).ok());
     EXPECT_TRUE(stream_->Await().ok());
     return d[0];
   }
