@@ -154,10 +154,15 @@ class InitAndInspect(CliTest):
         self.assertIn("step 0", self.run_forebay("inspect", "run/swap", "--repair").stdout)
         self.assertIn("all of it is what was written", self.run_forebay("inspect", "run/swap", "--verify").stdout)
 
-    def test_files_are_private(self):
-        self.make_model()
+    def test_models_obey_the_umask(self):
+        old_mask = os.umask(0o027)
+        try:
+            self.make_model()
+        finally:
+            os.umask(old_mask)
+        self.assertEqual(os.stat(self.path("model")).st_mode & 0o777, 0o750)
         for name in os.listdir(self.path("model")):
-            self.assertEqual(os.stat(self.path("model", name)).st_mode & 0o777, 0o600, name)
+            self.assertEqual(os.stat(self.path("model", name)).st_mode & 0o777, 0o640, name)
 
     def test_an_occupied_folder_is_left_alone(self):
         self.make_model()
