@@ -13,6 +13,7 @@ from fractions import Fraction
 import xxhash
 
 from .errors import BadInputError
+from .files import refuse_lfs_pointer
 from .packed_file import is_packed
 
 TEXT, LINES, JSON, PARQUET = ".txt", ".jsonl", ".json", ".parquet"
@@ -106,6 +107,8 @@ def _source_at(path, weight):
         raise BadInputError(f"'{path}' is no regular file: {DATA_FILE}")
     file = _data_file(path)
     if file is None:
+        with open(path, "rb") as unknown:
+            refuse_lfs_pointer(path, unknown.read(1024))
         raise BadInputError(f"'{path}' is neither a packed file, nor named {', '.join(SUFFIXES)} (or one of these with "
                             f"{' or '.join(COMPRESSIONS)} behind it): name it after what it holds")
     return Source(path, weight, [file])

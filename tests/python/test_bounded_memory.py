@@ -1,7 +1,6 @@
 """Data of any size: it is packed in little memory, and its rows are those of one piece."""
 
 import json
-import os
 import pathlib
 import random
 import subprocess
@@ -36,12 +35,19 @@ def write_rows_of(path, make_row, size):
     return path
 
 
+# A process begins with the most memory of the one that starts it, so that is a small one.
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10)
+"""
+
+
 def most_memory_of(*arguments):
     """(exit code, the most memory that the program held)."""
-    process = subprocess.Popen([sys.executable, str(MAIN), *map(str, arguments)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_maxrss << 10
+    command = [sys.executable, "-c", MEASURE, sys.executable, str(MAIN), *map(str, arguments)]
+    return map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split())
 
 
 @pytest.mark.parametrize("command, write", [
