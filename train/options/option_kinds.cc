@@ -204,7 +204,9 @@ OptionSpec Data(std::string_view section, std::string_view name, std::string Tra
     for (const Json& item : value.is_array() ? value : Json::array({value})) {
       if (!item.is_string()) return false;
       items.push_back(item.get<std::string>());
+      if (value.is_array() && items.back().empty()) return false;
     }
+    if (items.empty()) return false;
     options.*member = fmt::format("{}", fmt::join(items, ","));
     return true;
   };
