@@ -47,18 +47,6 @@ def is_within(frame: FrameType, codes: AbstractSet[CodeType], name: str = "") ->
     return False
 
 
-def is_pass_of_forward(frame: FrameType) -> bool:
-    """Whether the backward pass that has called the function of `frame` is one that a forward pass of a streamed module
-    makes (torch.autograd.grad). Requires: there is a backward pass."""
-    caller, has_found_backward = frame.f_back, False
-    while caller is not None:
-        if caller.f_code in _passes and has_found_backward:
-            return True
-        has_found_backward |= caller.f_code.co_name == BACKWARD
-        caller = caller.f_back
-    return False
-
-
 def num_backward_passes() -> int:
     """Those that this thread has begun and not ended: one inside the other."""
     frame, num_passes = sys._getframe(1), 0

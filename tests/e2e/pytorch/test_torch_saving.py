@@ -193,6 +193,8 @@ def test_what_is_wrong_with_files_says_so(tmp_path):
     wrong("ends within")
     file.write_bytes(b"x" * 100)
     wrong("is no safetensors file")
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    wrong("is a Git LFS pointer.*git lfs pull")
     state = safetensors.torch.load(whole)
     state["model.norm.weight"] = torch.ones(5)
     safetensors.torch.save_file(state, file)

@@ -51,16 +51,18 @@ class Arrivals:
         """Whether no gradient of the unit is to come."""
         return self._to_compute_again[unit] == 0 and all(units[unit] <= 0 for units in self._to_come.values())
 
-    def use(self, unit: int) -> None:
+    def use(self, unit: int) -> bool:
         """A forward pass uses the unit. One without a graph, inside of one with a graph, is computed again in backward,
-        by a pass of its own that nobody knows of before."""
+        by a pass of its own that nobody knows of before. Returns whether this is such a computation."""
         frame = sys._getframe(1)
-        if torch._C._current_graph_task_id() >= 0:
+        is_again = torch._C._current_graph_task_id() >= 0
+        if is_again:
             if _is_for_the_same_pass(frame):
-                return
+                return False
             self._to_compute_again[unit] = max(0, self._to_compute_again[unit] - 1)
         if not torch.is_grad_enabled():
             self._to_compute_again[unit] += _is_in_function(frame)
+        return is_again and torch.is_grad_enabled()
 
     def _node_of(self, parameter: torch.Tensor) -> Any:
         node = self._nodes.get(parameter)
@@ -83,8 +85,8 @@ def _is_for_the_same_pass(frame: FrameType | None) -> bool:
 
 
 def _is_in_function(frame: FrameType | None) -> bool:
-    """Whether a function of autograd is computed: its backward may compute again what is inside of it. Otherwise it is
-    the program that wants no graph."""
+    """Whether a function of autograd is computed: its backward may compute again what is inside of it. Otherwise the
+    program itself wants no graph."""
     while frame is not None and frame.f_code.co_name != BACKWARD:
         if frame.f_code.co_name == "forward" and frame.f_code.co_varnames[:1] == ("ctx",):
             return True

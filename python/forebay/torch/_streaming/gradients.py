@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,7 @@ from forebay.torch._streaming.placeholder import NanElement, Placeholder
 from forebay.torch._streaming.units import units_of
 from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import checked_gradient_of
-from forebay.torch._under_way import is_pass_of_forward, num_backward_passes, whole
+from forebay.torch._under_way import num_backward_passes, whole
 
 if TYPE_CHECKING:
     from forebay.torch._optimizer import Optimizer
@@ -138,10 +137,9 @@ class StreamedStep(InStore):
     def _note_use(self, optimizer: Optimizer, unit: int) -> None:
         """A pass with a graph uses the weights of a unit."""
         assert self._arrivals is not None
-        self._arrivals.use(unit)
-        # Checkpointing may compute all gradients in passes inside of this one, which gets none itself, and has to end.
-        if (torch._C._current_graph_task_id() >= 0 and torch.is_grad_enabled() and not optimizer.accumulates
-                and not is_pass_of_forward(sys._getframe())):
+        # Reentrant checkpointing may compute all gradients in passes inside of this one, which gets none itself, and has
+        # to end.
+        if self._arrivals.use(unit) and not optimizer.accumulates:
             self._begin_backward(optimizer, self._arrivals)
 
     def _waits_for_passes(self) -> bool:
