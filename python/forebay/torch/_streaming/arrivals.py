@@ -25,9 +25,13 @@ class Arrivals:
         self._to_come: dict[int, list[int]] = {}  # by torch's number of the pass: the gradients of each unit
         self._to_compute_again = [0] * len(units)
 
-    def forget(self) -> None:
-        """No pass is under way."""
+    def end_all(self) -> None:
+        """No backward pass is under way. A graph may wait for one."""
         self._to_come.clear()
+
+    def forget(self) -> None:
+        """No graph and no pass is left."""
+        self.end_all()
         self._to_compute_again = [0] * len(self._units)
 
     def begin(self, backward: int) -> bool:

@@ -156,7 +156,7 @@ class StreamedStep(InStore):
         if self._layers is None or not self._is_outermost_backward():
             return
         self._is_in_backward = False
-        self._arrivals.forget()
+        self._arrivals.end_all()
         if not self._in_step or self._waits_for_passes():
             return
         self._add_what_is_left(optimizer, self._layers)

@@ -274,7 +274,7 @@ class Streamed(StreamedStep):
     @whole
     def _before_forward(self, optimizer: Optimizer) -> None:
         window = self._window
-        assert window is not None and self._layers is not None
+        assert window is not None and self._layers is not None and self._arrivals is not None
         self._cast_bytes = 0
         if torch._C._current_graph_task_id() < 0:  # else backward computes the module again
             self._caller = threading.get_ident()
@@ -291,6 +291,7 @@ class Streamed(StreamedStep):
                 optimizer.commit_what_was_put_off()
             self.commit_if_due(optimizer, before_batch=False)
         if not self._in_step:
+            self._arrivals.forget()
             window.order.end()
             if torch.is_grad_enabled():
                 if self._options.update_in_backward and not self._is_committed(self._layers):
@@ -298,8 +299,7 @@ class Streamed(StreamedStep):
                 window.needing_leases_to_end(self._begin, optimizer, self._layers, 1.0)
             window.order.begin("step" if torch.is_grad_enabled() else "pass")
         if torch._C._current_graph_task_id() < 0:
-            assert self._arrivals is not None
-            self._arrivals.forget()
+            self._arrivals.end_all()
             self._is_in_backward = False
             self._has_graph = torch.is_grad_enabled()
         if torch.is_grad_enabled():
