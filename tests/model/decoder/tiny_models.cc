@@ -13,6 +13,14 @@
 namespace forebay::testing {
 namespace {
 
+std::string OneLayerWithRope(std::string_view architecture, int hidden, std::string_view scaling) {
+  return fmt::format(R"({{"architectures": ["{}"], "hidden_size": {},
+        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
+        "rope_theta": 500.0, "rope_scaling": {}}})",
+                     architecture, hidden, scaling);
+}
+
 const std::map<std::string, std::string>& Configs() {
   static const auto* const configs = new std::map<std::string, std::string>{
       {"LlamaGroupedTied", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 24,
@@ -23,32 +31,20 @@ const std::map<std::string, std::string>& Configs() {
         "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 3, "vocab_size": 53, "max_position_embeddings": 64,
         "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": false})"},
-      {"LlamaLinearRope", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
-        "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}})"},
-      {"LlamaLlama3Rope", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 32,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
-        "rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16}})"},
-      {"QwenYarnRope", R"({"architectures": ["Qwen2ForCausalLM"], "hidden_size": 32,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
-        "rope_theta": 500.0, "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
-        "original_max_position_embeddings": 16}})"},
-      {"LlamaLongRope", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
-        "rope_theta": 500.0, "rope_scaling": {"rope_type": "longrope", "factor": 1.0,
-        "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.5, 2.0, 4.0, 9.0],
-        "original_max_position_embeddings": 6}})"},
-      {"LlamaProportionalRope", R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 16,
-        "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": 47, "max_position_embeddings": 64,
-        "rope_theta": 500.0, "rope_scaling": {"rope_type": "proportional", "factor": 2.0,
-        "partial_rotary_factor": 0.5}})"},
+      {"LlamaLinearRope",
+       OneLayerWithRope("LlamaForCausalLM", 16, R"({"type": "linear", "factor": 4.0})")},
+      {"LlamaLlama3Rope", OneLayerWithRope("LlamaForCausalLM", 32, R"({"rope_type": "llama3",
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16})")},
+      {"QwenYarnRope", OneLayerWithRope("Qwen2ForCausalLM", 32, R"({"rope_type": "yarn",
+        "factor": 4.0, "original_max_position_embeddings": 16})")},
+      {"LlamaLongRope", OneLayerWithRope("LlamaForCausalLM", 16, R"({"rope_type": "longrope",
+        "factor": 1.0, "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.5, 2.0, 4.0, 9.0],
+        "original_max_position_embeddings": 6})")},
+      {"LlamaProportionalRope",
+       OneLayerWithRope(
+           "LlamaForCausalLM", 16,
+           R"({"rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5})")},
       {"MistralWindow", R"({"architectures": ["MistralForCausalLM"], "hidden_size": 24,
         "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 1, "vocab_size": 61, "max_position_embeddings": 64,
