@@ -2,11 +2,12 @@
 
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
+#include "forebay/device/cuda_info.h"
 
 namespace forebay {
 namespace {
 
-std::string_view AdviceOn(cudaError_t error) {
+std::string AdviceOn(cudaError_t error) {
   switch (error) {
     // The context is lost, and with it what was in the GPU's memory.
     case cudaErrorDevicesUnavailable:
@@ -21,9 +22,9 @@ std::string_view AdviceOn(cudaError_t error) {
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
     case cudaErrorCompatNotSupportedOnDevice:
-      return CUDART_VERSION >= 13000
-                 ? "Install NVIDIA's driver 580 or newer, or run without the GPU (--device=cpu)"
-                 : "Install NVIDIA's driver 525 or newer, or run without the GPU (--device=cpu)";
+      return fmt::format(
+          "Install NVIDIA's driver {} or newer, or run without the GPU (--device=cpu)",
+          OldestDriverFor(CUDART_VERSION));
     case cudaErrorNoDevice:
       return "Look at 'nvidia-smi' and CUDA_VISIBLE_DEVICES, or run without the GPU (--device=cpu)";
     default:
