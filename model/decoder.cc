@@ -93,8 +93,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Create(const DecoderConfig& co
   DecoderWorkspace& workspace = impl->workspace;
   PlaceWorkspace(config, ShapeOf(options), impl->memory.data(), workspace);
   if (config.positions == PositionKind::kRope) {
-    const cpu::RopeTable table = impl->RopeTableOfBatches();
-    const size_t size = table.cos.size();
+    const size_t size = impl->RopeTableOfBatches().cos.size();
     FillRopeRows(config.rope, config.head_dim, options.max_tokens, {workspace.rope_cos, size},
                  {workspace.rope_sin, size});
   }

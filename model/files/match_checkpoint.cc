@@ -27,8 +27,7 @@ using Tensor = CheckpointReader::Tensor;
 // The tensors of a checkpoint, by the names that they have in the model.
 class NamedTensors {
  public:
-  NamedTensors(const CheckpointReader& reader, std::vector<std::string>& problems)
-      : reader_(reader) {
+  NamedTensors(const CheckpointReader& reader, std::vector<std::string>& problems) {
     for (const auto& [name, tensor] : reader.tensors()) {
       const auto [other, added] = by_name_.try_emplace(UnwrappedName(name), &tensor);
       if (added) continue;
@@ -39,7 +38,6 @@ class NamedTensors {
   }
   // nullptr when absent.
   const Tensor* Find(const std::string& name) const {
-    if (const Tensor* const tensor = reader_.Find(name)) return tensor;
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : found->second;
   }
@@ -52,7 +50,6 @@ class NamedTensors {
   }
 
  private:
-  const CheckpointReader& reader_;
   std::map<std::string, const Tensor*> by_name_;
 };
 

@@ -24,7 +24,7 @@ std::string KeptPath(int rank) {
   return folder.ok() ? JoinPath(*folder, fmt::format("algorithms-{:03}.json", rank)) : "";
 }
 
-// Measuring chooses by time, and not each time the same: what could not be kept is not worth it.
+// Measuring chooses by time, so not always the same: without a record another run would differ.
 bool CanKeep(const std::string& path) {
   if (path.empty()) return false;
   const std::string folder = std::filesystem::path(path).parent_path().string();
@@ -58,13 +58,13 @@ absl::StatusOr<std::unique_ptr<RunSession>> OpenRunSession(PreparedRun& run,
       std::unique_ptr<RunSession> session,
       RunSession::Create(run.plan, run.options, run.config, std::move(run.store), run.budget.get(),
                          std::move(session_options), &algorithms));
-  const bool can_keep = std::exchange(algorithms.may_measure, true);
+  algorithms.may_measure = true;  // as in what was read, which it is compared with
   if (algorithms.chosen.empty()) return session;
   if (!(algorithms == of_run)) {
     FOREBAY_RETURN_IF_ERROR(WriteAlgorithms(run.paths.algorithms, algorithms));
   }
   // A resume of an older run does not change what new ones compute by.
-  if (of_run.chosen.empty() && can_keep) Keep(kept_path, kept, algorithms);
+  if (of_run.chosen.empty()) Keep(kept_path, kept, algorithms);
   return session;
 }
 
