@@ -273,6 +273,11 @@ TEST(DecoderConfig, LongRopeIsReadWithItsDefaults) {
   EXPECT_THAT(ConfigErrorOf(json),
               AllOf(HasSubstr("'rope_scaling.short_factor' has 2, but a list of 4 numbers"),
                     HasSubstr("'rope_scaling.long_factor[2]' is 0")));
+  json["rope_scaling"].erase("short_factor");
+  json["rope_scaling"]["long_factor"] = 3;
+  EXPECT_THAT(ConfigErrorOf(json),
+              AllOf(HasSubstr("'rope_scaling.short_factor' is missing"),
+                    HasSubstr("'rope_scaling.long_factor' is 3, but a list of 4 numbers")));
 }
 
 TEST(DecoderConfig, ProportionalRopeTurnsAShareOfEachHead) {

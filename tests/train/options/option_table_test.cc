@@ -213,7 +213,9 @@ TEST(OptionTable, DataInAListIsThatOfATextWithCommas) {
   TrainOptions options;
   ASSERT_TRUE(FindOption("data")->set(Json::array({"a.jsonl:2", "b.txt"}), options));
   EXPECT_EQ(options.data, "a.jsonl:2,b.txt");
-  EXPECT_FALSE(FindOption("data")->set(Json::array({"c.txt", 1}), options));
+  for (const Json& wrong : {Json::array({"c.txt", 1}), Json::array({"c.txt", ""}), Json::array()}) {
+    EXPECT_FALSE(FindOption("data")->set(wrong, options)) << wrong;
+  }
   EXPECT_EQ(options.data, "a.jsonl:2,b.txt");
 }
 
