@@ -93,7 +93,7 @@ LibraryFolders FoldersOfPython() {
   LibraryFolders folders;
   const std::string python = FindInPath("python3");
   if (python.empty()) return folders;
-  // What it has to complain of is none of the user's business here.
+  // The user did not ask for Python, so its complaints are not shown.
   auto child = ChildProcess::Start({"/bin/sh", "-c", "exec \"$0\" -c \"$1\" 2>/dev/null", python,
                                     "import sys; print('\\n'.join(sys.path))"},
                                    ChildStreams::kOurs, AtOurDeath::kIsKilled);

@@ -34,8 +34,8 @@ std::string SupportedRopeTypes() {
   return names;
 }
 
-// The dictionary of RoPE's own keys, and those beside it. Defaults, and which keys have none, are
-// those of transformers' modeling_rope_utils.py.
+// The dictionary of RoPE's own keys, and the keys next to it. Defaults, and which keys have none,
+// are those of transformers' modeling_rope_utils.py.
 struct RopeFields {
   const ConfigFields& rope;
   const ConfigFields& top;
@@ -121,7 +121,7 @@ void ReadRotatedShare(const RopeFields& fields, RopeConfig& result) {
 
 }  // namespace
 
-// Either spelling: `rope_theta` beside `rope_scaling`, or all of it in `rope_parameters`. Where a
+// Either spelling: `rope_theta` next to `rope_scaling`, or all of it in `rope_parameters`. If a
 // file has both dictionaries transformers takes `rope_scaling`; a `rope_theta` inside wins over one
 // outside.
 RopeConfig ReadRope(const ConfigFields& top, const DecoderConfig& config,

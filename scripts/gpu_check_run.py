@@ -1,6 +1,6 @@
 """What gpu-check does on the machine with the GPU: one row after another, in the order of what is worth most, within a
 budget of seconds. Each row is written before the next begins, so that whoever kills it loses one; a later call goes on
-behind those that are written.
+after those that are written.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# Reasons of skipped tests that are none of this machine's.
+# Reasons for skipping a test that say nothing against this machine.
 MAY_BE_SKIPPED = ("tied embeddings do not share it", "this machine has a GPU, and the test is about one without")
 FILTERS = {"offloaded_optimizer_test": ("--gtest_filter=*Gpu*:*Landing*",)}  # the rest has nothing to do with a GPU
 TOOLS = {"memcheck": ("compute-sanitizer", "--tool=memcheck", "--error-exitcode=99"),
@@ -41,10 +41,10 @@ class Machine:
         self.log = open(out / "log.txt", "a", encoding="utf-8")
         libraries = [str(HERE / "lib")] + [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
         self.environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
-        if self.tiny:  # of every suite a few tests
+        if self.tiny:  # a few tests of every suite
             self.environment.update(GTEST_TOTAL_SHARDS="60", GTEST_SHARD_INDEX="0")
         self.python_environment = {**os.environ, "FOREBAY_LIBRARY": str(HERE / "lib/libforebay.so"), "PYTHONPATH": str(HERE / "python")}
-        self.beside = {}  # size: a process that makes a model
+        self.making = {}  # size: a process that makes a model
         self.rows = {}  # the report's
 
     def left(self):
@@ -52,7 +52,7 @@ class Machine:
         return self.end - time.monotonic()
 
     def has(self, item):
-        """True where it was packed."""
+        """Whether it was packed."""
         return item in self.manifest["items"]
 
     def start(self, command, environment=None, **streams):
@@ -83,18 +83,18 @@ class Machine:
         return self.call([HERE / "bin" / name, *arguments], seconds)
 
     def make_model(self, size):
-        """Begins to write random weights of that shape beside the rows, where nobody has yet."""
-        if size in self.beside or (self.work / f"model-{size}").exists():
+        """Begins to write random weights of that shape during the rows, unless that was done or begun."""
+        if size in self.making or (self.work / f"model-{size}").exists():
             return
         unfinished = self.work / f"model-{size}.new"
         shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was killed
         log = open(self.work / f"init-{size}.txt", "wb")
-        self.beside[size] = self.start(["nice", HERE / "bin/forebay", "init", f"--config={HERE}/data/{size}.json", f"--out={unfinished}"],
+        self.making[size] = self.start(["nice", HERE / "bin/forebay", "init", f"--config={HERE}/data/{size}.json", f"--out={unfinished}"],
                                        stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def remove_model(self, size):
-        """What is there of it."""
-        process = self.beside.pop(size, None)
+        """Removes what there is of it."""
+        process = self.making.pop(size, None)
         if process is not None and process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -102,14 +102,14 @@ class Machine:
             shutil.rmtree(self.work / name, ignore_errors=True)
 
     def model(self, size, seconds):
-        """Its folder; Failed where it is not there in that time."""
+        """Its folder; Failed if it is not there in that time."""
         self.make_model(size)
-        if size in self.beside:
+        if size in self.making:
             try:
-                code = self.beside[size].wait(max(1, min(seconds, self.left())))
+                code = self.making[size].wait(max(1, min(seconds, self.left())))
             except subprocess.TimeoutExpired:
                 raise Failed(f"its random weights are not there after {seconds} s") from None
-            del self.beside[size]
+            del self.making[size]
             if code != 0:
                 raise Failed(f"forebay init: {last_line((self.work / f'init-{size}.txt').read_text(errors='replace'))}")
             (self.work / f"model-{size}.new").rename(self.work / f"model-{size}")
@@ -125,7 +125,7 @@ class LeftOut(Exception):
 
 
 def last_line(text):
-    """Of an error."""
+    """The last line of what a program said."""
     return (text.strip().splitlines() or ["it says nothing"])[-1].strip()
 
 
@@ -133,7 +133,7 @@ def json_of(machine, name, *arguments, seconds):
     """The document that a program prints."""
     code, out, err = machine.program(name, *arguments, seconds=seconds)
     document = out.strip()
-    if name == "forebay":  # behind the document an error may follow
+    if name == "forebay":  # an error may follow the document
         document = document.split("\n", 1)[0]
     if code is None:
         raise Failed(f"{name} ran longer than {seconds} s")
@@ -149,7 +149,7 @@ def json_of(machine, name, *arguments, seconds):
 
 
 def libraries(machine, seconds):
-    """What was found, by the programs themselves; nothing else is worth a second without it."""
+    """What the programs themselves found; without it nothing else is worth a second."""
     _, version, _ = machine.program("forebay", "--version", seconds=seconds)
     checks = json_of(machine, "forebay", "doctor", "--json", f"--dir={machine.work}", seconds=seconds).get("checks", [])
     found = {"version": version.strip(), "checks": [check for check in checks if check["group"] == "gpu"],
@@ -284,7 +284,7 @@ class Row:
 
 def all_rows(manifest):
     """In their order: what is small and fundamental first, and what compares before what is merely more. A run's swap area
-    is gone before the next row, and a model behind the last row that reads it."""
+    is gone before the next row, and a model after the last row that reads it."""
     in_ram = ("--weights_tier=host", "--state_tier=host")
     on_gpu = ("--weights_tier=host", "--state_tier=gpu")
 
@@ -318,7 +318,7 @@ class Report:
 
     def __init__(self, out, manifest):
         self.out, self.manifest = out, manifest
-        # Beside the programs too: a later call has another folder for its results.
+        # Next to the programs too: a later call may have another folder for its results.
         self.files = [out / "gpu-check.jsonl", HERE / "rows.jsonl"]
         self.rows = {}
         for file in self.files:
@@ -374,7 +374,7 @@ def hold_a_context(machine):
 
 
 def keep_models(machine, rows):
-    """Makes those that `rows` read beside them, and removes others. The largest one waits for the largest swap area."""
+    """Makes those that `rows` read, during them, and removes others. The largest one waits for the largest swap area."""
     params = machine.manifest["params"]
     for size in params:
         if not any(row.model == size for row in rows):
@@ -384,7 +384,7 @@ def keep_models(machine, rows):
 
 
 def run_rows(machine, report):
-    """All of them; ends early where there is no GPU that can be used."""
+    """All of them; ends early if there is no GPU that can be used."""
     rows = all_rows(machine.manifest)
     for i, row in enumerate(rows):
         if not report.is_done(row.name):
@@ -407,8 +407,8 @@ def run(out, work, budget_s):
     finally:
         os.killpg(holder.pid, signal.SIGKILL)
         holder.wait()
-        for size in list(machine.beside):
-            if machine.beside[size].poll() == 0:
+        for size in list(machine.making):
+            if machine.making[size].poll() == 0:
                 machine.model(size, 1)  # for the next call
             else:
                 machine.remove_model(size)

@@ -13,7 +13,7 @@ class EvalCommand : public Command {
  public:
   void Declare(CLI::App& app) override {
     flags_.Declare(app);
-    app.add_option("--data", options_.data, "texts, rows or chats, as of train; or a packed file")
+    app.add_option("--data", options_.data, "texts, rows or chats, as for train; or a packed file")
         ->type_name("PATH[:WEIGHT],...")
         ->join(',')
         ->required();

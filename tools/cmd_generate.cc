@@ -61,7 +61,7 @@ class GenerateCommand : public Command {
         ->type_name("X")
         ->check(CheckReal(1e-6, 1));
     app.add_option("--stop", options_.stops,
-                   "a text that ends an answer and is no part of it; may be given several times")
+                   "a text that ends an answer and is not part of it; may be given several times")
         ->type_name("TEXT")
         ->allow_extra_args(false);
     app.add_option("--seed", options_.sampling.seed, "of the random choices (default: 0)")

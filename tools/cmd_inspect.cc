@@ -20,7 +20,7 @@ std::string DTypeCounts(const Json& dtypes) {
   return text;
 }
 
-// "2, 7 (generation_config.json); 2 (config.json)": the first are where generation stops.
+// "2, 7 (generation_config.json); 2 (config.json)": generation stops at the first.
 std::string EndTokens(const Json& of_files) {
   std::string text;
   for (const auto& [file, tokens] : of_files.items()) {

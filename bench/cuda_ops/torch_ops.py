@@ -4,7 +4,8 @@
   torch_ops.py cuda|cpu SHAPE    SHAPE: the JSON object "shape" of cuda_ops
 
 Medians, bf16. Not compiled: what people have who do nothing about it; attention is scaled_dot_product_attention, by the backend
-that PyTorch chooses and by each that it has, the update a fused AdamW on fp32 masters and moments. On the CPU each runs once, to see that it does.
+that PyTorch chooses and by each that it has, the update a fused AdamW on fp32 masters and moments. On the CPU each runs once, to
+see that it does.
 """
 
 import json

@@ -49,7 +49,7 @@ float Fp16Of(uint32_t pair, int half) {
   return __half2float(__half_raw{static_cast<uint16_t>(pair >> (16 * half))});
 }
 
-// To the nearest float, from a sum that loses nothing.
+// An exact sum, rounded once to the nearest float.
 float AddExactly(float to, const float (&a)[16], const float (&b)[16]) {
   double sum = to;
   for (int k = 0; k < 16; ++k) sum += static_cast<double>(a[k]) * b[k];

@@ -42,7 +42,8 @@ absl::Status AttentionStatus(cudaError_t error, const AttentionInputs& in) {
                    error);
 }
 
-// Tensor cores' kernels read rows 16 bytes at a time where those are as long, else two elements.
+// Tensor cores' kernels read 16 bytes of a row at a time if its length is a multiple of that, else
+// two elements.
 bool AreAlignedForTensorCores(const AttentionInputs& in, const void* d_o) {
   uintptr_t bits = 0;
   for (const void* const matrix : {in.q, in.k, in.v, d_o}) {

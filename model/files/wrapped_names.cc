@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 6> kWrappers = {
 // Beginnings, and what they are without the wrapper. The first that fits counts.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kPrefixes = {{
     {"base_model.model.", ""},            // PEFT
-    {"model.language_model.", "model."},  // models of images, of text too
+    {"model.language_model.", "model."},  // models of images and text
     {"language_model.model.", "model."},  // the same, older
     {"language_model.lm_head.", "lm_head."},
     {"model.model.", "model."},  // a module that has the model as `model`
@@ -35,7 +35,7 @@ constexpr std::string_view kAdapter =
     " (an adapter that is not merged with its model: merge_and_unload of PEFT, then "
     "save_pretrained, does it)";
 constexpr std::string_view kOtherModality =
-    " (of a model of images or sound: save its language model alone, with a config.json of its "
+    " (part of a model of images or sound: save only its language model, with a config.json of its "
     "own)";
 constexpr std::string_view kQuantized = " (quantized weights: use the unquantized model)";
 constexpr std::array<Cause, 14> kCauses = {{

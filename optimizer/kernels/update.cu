@@ -85,7 +85,7 @@ __device__ void StoreMoment(const TileRun& run, void* plane, int64_t i, float va
   }
 }
 
-// The bits of the bf16 scale of a warp's magnitudes, and NaN where one is; every lane of the warp
+// The bits of the bf16 scale of a warp's magnitudes, NaN if one of them is; every lane of the warp
 // takes part.
 __device__ uint32_t ScaleBits(float magnitude) {
   uint32_t most = BitsWithNan(magnitude);  // magnitudes compare as their bits do

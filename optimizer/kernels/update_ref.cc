@@ -125,13 +125,13 @@ float CodeDither(uint32_t dither) {
   return std::bit_cast<float>((dither >> 9) | 0x3f800000u) - 1.5f;
 }
 
-// The larger one; NaN where one is.
+// The larger one; NaN if one of them is.
 float Larger(float a, float b) {
   return a >= b || std::isnan(a) ? a : b;
 }
 
-// The bf16 that is at least `largest`, for a block of which that is the largest magnitude. NaN, and
-// with it the whole block, where one of its values is.
+// The bf16 that is at least `largest`, for a block of which that is the largest magnitude. If one
+// value is NaN, so is the scale, and with it the whole block.
 uint16_t ScaleOf(float largest) {
   if (std::isnan(largest)) return kNanBits >> 16;
   if (!(largest >= kLeastMomentScale)) return 0;

@@ -23,7 +23,7 @@ class OpenLibrary(unittest.TestCase):
         self.folder = pathlib.Path(folder.name).resolve()
 
     def put(self, path, source=None):
-        """A copy in the folder of this test, of the library where no other file is named."""
+        """A copy in the folder of this test, of the library unless another file is named."""
         to = self.folder / path
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source or LIBRARY, to)

@@ -19,7 +19,7 @@ GPU_CHECK = ROOT / "scripts/gpu-check"
 BUILD = pathlib.Path()
 EMULATED = False
 FEW = "device_test,ptx_test,cuda_ops,forebay"
-# Stands in for forebay where what it computes is not looked at.
+# Stands in for forebay in tests that do not look at what it computes.
 QUICK_FOREBAY = """
 for argument; do case $argument in --out=*) out=${argument#--out=};; esac; done
 case $1 in
@@ -132,7 +132,7 @@ class OnAnEmulatedGpu(GpuCheck, unittest.TestCase):
         self.assertEqual(len(trained["losses"]), 4)
         self.assertIn("emulated GPU", page)
         self.assertIn("tokens/s", page)
-        self.assertIn("operators of PyTorch", done.stdout)  # left out, or measured where torch is
+        self.assertIn("operators of PyTorch", done.stdout)  # left out, or measured if torch is there
 
     def test_a_call_that_is_killed_behind_any_row_has_all_rows_before_it_and_the_next_goes_on(self):
         unpacked = self.unpacked(forebay=QUICK_FOREBAY)
@@ -172,7 +172,7 @@ class OnAnEmulatedGpu(GpuCheck, unittest.TestCase):
             time.sleep(0.05)
 
     def command_lines(self):
-        """Of every process that is not this one."""
+        """The command line of every process."""
         lines = []
         for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
             try:

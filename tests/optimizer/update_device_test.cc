@@ -119,7 +119,7 @@ TEST_P(UpdateDeviceTest, LeavesTheBitsOfTheReferenceOnRandomBitPatterns) {
   }
 }
 
-// 0x7fffffff is what a GPU's arithmetic gives; of the others the upper half alone is no NaN.
+// 0x7fffffff is what a GPU's arithmetic gives; the upper half of the others is no NaN by itself.
 TEST_P(UpdateDeviceTest, WhatIsNoNumberIsNoneInAnyPlane) {
   constexpr int64_t kBad = 7;
   for (const RunFormat& format : AllRunFormats()) {

@@ -121,8 +121,8 @@ TEST_P(UpdateKernelTest, SimdGivesTheBitsOfTheReferenceOnExtremeValues) {
   ExpectSimdEqualsRef(start, 0, start.size());
 }
 
-// A gradient that a GPU made such: rounded as a number, 0x7fffffff becomes -0.0. The same for what
-// vectors update, for the rest behind it, and for moments of 8 bits, whose block it is of.
+// The NaN of a gradient that a GPU made: rounded as a number, 0x7fffffff becomes -0.0. One element
+// is updated by vectors, one is in the rest after them; with moments of 8 bits it is a whole block.
 TEST_P(UpdateKernelTest, WhatIsNoNumberIsNoneInAnyPlane) {
   RunFormat format_of_gpu = format();
   format_of_gpu.gradient_dtype = DType::kF32;
@@ -135,7 +135,7 @@ TEST_P(UpdateKernelTest, WhatIsNoNumberIsNoneInAnyPlane) {
     }
     UpdateRun(config(), kScalars, RunOf(planes));
     for (const int64_t i : {int64_t{7}, last}) {
-      if (config().kind != OptimizerKind::kLion) {  // which takes the sign, and there is none
+      if (config().kind != OptimizerKind::kLion) {  // which takes the sign, and NaN has none
         EXPECT_TRUE(std::isnan(planes.Weight(i))) << i;
         EXPECT_TRUE(std::isnan(planes.Master(i))) << i;
       }

@@ -78,7 +78,7 @@ class Answers {
       most_of_all_ += most;
     }
   }
-  // What is to be fed back then: the token, or nothing where the answer is complete.
+  // What is to be fed back then: the token, or nothing if the answer is complete.
   absl::StatusOr<std::span<const int32_t>> Add(size_t i, int32_t token) {
     GeneratedTokens& answer = answers_[i];
     answer.tokens.push_back(token);

@@ -197,7 +197,7 @@ OptionSpec Data(std::string_view section, std::string_view name, std::string Tra
                 std::string_view help) {
   OptionSpec spec = Path(section, name, member, help);
   spec.value_name = "PATH[:WEIGHT],...";
-  spec.allowed = "paths with commas between them, each with :WEIGHT behind it or without";
+  spec.allowed = "paths with commas between them, each with or without :WEIGHT after it";
   spec.adds_up = true;
   spec.set = [=](const Json& value, TrainOptions& options) {
     std::vector<std::string> items;

@@ -42,7 +42,7 @@ absl::StatusOr<int> DescribeAll(const CublasLt& library) {
   return num_products;
 }
 
-// A wrong size of an attribute has to be refused: or the library looks at none.
+// An attribute of a wrong size has to be refused, or the library does not look at them.
 bool RefusesAWrongSize(const CublasLt& library) {
   ProductPlan plan(&library);
   const uint8_t value = 0;

@@ -20,7 +20,7 @@ WHEELS = {"12": "nvidia-cublas-cu12==12.8.4.1", "13": "nvidia-cublas==13.1.0.3"}
 
 
 def run(*command, **settings):
-    """What the command prints; ends the test where it fails."""
+    """What the command prints; ends the test if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
     if done.returncode != 0:
         sys.exit(f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -28,7 +28,7 @@ def run(*command, **settings):
 
 
 def fetch(requirement, to):
-    """Puts the headers and libcublasLt of a wheel into the folder `to`; False where it is not to be had."""
+    """Puts the headers and libcublasLt of a wheel into the folder `to`; False if it cannot be fetched."""
     if to.exists():
         return True
     with tempfile.TemporaryDirectory(dir=to.parent) as work:

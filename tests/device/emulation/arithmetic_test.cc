@@ -1,5 +1,4 @@
-// The arithmetic of a GPU where it is another than the host's, as the emulated GPU has it on
-// request.
+// Arithmetic in which a GPU differs from the host, and which the emulated GPU has on request.
 #include <cuda_runtime.h>
 
 #include <bit>

@@ -63,7 +63,7 @@ Inputs RandomInputs(const Case& c, DType dtype) {
 // One GPU with the context of one type.
 class Gpu {
  public:
-  // Matrices begin `first_elem` elements behind an address that is aligned to all that is read.
+  // Matrices begin `first_elem` elements after an address that is aligned to all that is read.
   Gpu(Device* device, DType dtype, int64_t scratch_bytes, int64_t first_elem)
       : device_(device), dtype_(dtype), first_elem_(first_elem) {
     stream_ = *device->CreateStream();
@@ -287,7 +287,7 @@ TEST_P(CudaAttentionOperator, GivesTheSameBitsTwice) {
   }
 }
 
-// Their head_dim alone would let them be read 16 bytes at a time.
+// By their head_dim they could be read 16 bytes at a time.
 TEST_P(CudaAttentionOperator, MatricesMayBeAlignedToOneElementAlone) {
   const auto& [c, variant] = GetParam();
   const Inputs in = RandomInputs(c, variant.dtype);

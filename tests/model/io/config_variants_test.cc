@@ -1,4 +1,4 @@
-// docs/models.md lists what people's config.json files say beside the usual, and what becomes of
+// docs/models.md lists what people's config.json files say that is unusual, and what becomes of
 // it. When this fails, paste the printed block between the two markers.
 #include "fmt/format.h"
 #include "fmt/ranges.h"
@@ -12,7 +12,7 @@
 namespace forebay {
 namespace {
 
-// Of a model with 256 positions, 3 layers, 4 heads of size 8 and a vocabulary of 96.
+// For a model with 256 positions, 3 layers, 4 heads of size 8 and a vocabulary of 96.
 struct Variant {
   const char* architecture;
   const char* text;  // members of config.json
