@@ -6,9 +6,10 @@ import json
 import signal
 import sys
 
-from .errors import BadInputError
+from .errors import BadInputError, warn
 from .messages import tools_of
-from .samples import lines_in, parse_prompt, prompts_in_file, require_whole, two_bos_note
+from .row_files import lines_in
+from .samples import parse_prompt, prompts_in_file, require_whole, two_bos_note
 from .template import FOR_GENERATION, load_chat_template
 from .tokenizer import ModelConfig, ModelTokenizer, StreamDecoder
 
@@ -41,7 +42,7 @@ def encode(options):
             tokens = tokenizer.prefix_of(tokens) + tokens
         if tokenizer.has_two_bos(tokens) and not has_noted:
             has_noted = True
-            print(f"forebay-data: note: {name}: {two_bos_note(tokenizer)}", file=sys.stderr, flush=True)
+            warn(f"note: {name}: {two_bos_note(tokenizer)}")
         if not tokens:
             raise BadInputError(
                 f"{name} has no token: the tokenizer knows nothing of what is in it. Write something else"
@@ -54,7 +55,7 @@ def encode(options):
         where = f"{options.prompts}:"
         return [{"tokens": tokens_of(record, f"{where}{number}: the prompt"), "eos": stop_ids, "line": number}
                 for number, record in prompts_in_file(options.prompts)]
-    for number, _, line in lines_in(sys.stdin.buffer, "standard input"):
+    for number, line in lines_in(sys.stdin.buffer, "standard input"):
         record = parse_prompt(line, f"standard input:{number}")
         reply = {"tokens": tokens_of(record, f"prompt {number}"), "eos": stop_ids}
         print(json.dumps(reply), flush=True)
@@ -63,7 +64,7 @@ def encode(options):
 
 def decode(options):
     """Text as soon as it is complete: bare, or with --format=json one JSON string for every input line: TOKEN, or
-    "end", which ends a text, and another may follow. Before either the number of a text, where there are several."""
+    "end", which ends a text, and another may follow. If there are several texts, either comes after the number of its text."""
     config = ModelConfig(options.model)
     tokenizer = ModelTokenizer(options.model, config, _say_nothing)
     decoders = collections.defaultdict(lambda: StreamDecoder(tokenizer))  # by the number of their text

@@ -23,6 +23,10 @@ from .sources import DATA_FILE, PARQUET
 # A line is in memory several times while its JSON is read.
 MAX_LINE_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
+# Of zstd, which makes up to 128 KiB of 4 bytes.
+_ZSTD_READ_BYTES = 1 << 10
+# So much of an array is looked at for the end of an element, and twice as much if it is not there.
+_ELEMENT_CHARS = 1 << 12
 _ROWS_AT_ONCE = 16
 _BLANKS = " \t\r\n"
 
@@ -46,7 +50,7 @@ def rows_in(file, columns):
         if first == b"[":
             yield from _elements(stream, file.path, progress)
             return
-        for number, _, text in lines_in(stream, file.path):
+        for number, text in lines_in(stream, file.path):
             where = f"{file.path}:{number}"
             yield Row(where, number, progress(), parse_object(text, where))
 
@@ -64,7 +68,7 @@ def opened(file, what=DATA_FILE):
 
 
 class _CompressionError(Exception):
-    """What the libraries for .zst raise, which may not be installed."""
+    """What is wrong with a .zst file, as the library for it, which may not be installed, says."""
 
 
 def _uncompressed(raw, file):
@@ -76,40 +80,55 @@ def _uncompressed(raw, file):
 
 
 class _ZstdReader(io.RawIOBase):
+    """Frame by frame: the library's own reader takes a file that is cut off for one that is over."""
+
     def __init__(self, raw, path):
         try:
             import zstandard
-            self._reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            self._error = zstandard.ZstdError
         except ImportError:
-            try:
-                import pyarrow
-            except ImportError:
-                raise BadInputError(f"'{path}' is compressed with zstd, and the Python package 'zstandard' is not installed: run "
-                                    f"'pip install zstandard', or uncompress it with 'zstd -d'") from None
-            self._reader, self._error = pyarrow.CompressedInputStream(raw, "zstd"), OSError
+            raise BadInputError(f"'{path}' is compressed with zstd, and the Python package 'zstandard' is not installed: run "
+                                "'pip install zstandard', or uncompress it with 'zstd -d'") from None
+        self._raw, self._library = raw, zstandard
+        self._frame = None          # the one that has begun
+        self._compressed = b""      # what is read and not uncompressed yet
+        self._data = memoryview(b"")
 
     def readable(self):
         return True
 
     def readinto(self, buffer):
+        while not self._data:
+            self._compressed = self._compressed or self._raw.read(_ZSTD_READ_BYTES)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise _CompressionError("it ends within a frame")
+                return 0
+            self._uncompress()
+        size_bytes = min(len(buffer), len(self._data))
+        buffer[:size_bytes] = self._data[:size_bytes]
+        self._data = self._data[size_bytes:]
+        return size_bytes
+
+    def _uncompress(self):
+        frame = self._frame or self._library.ZstdDecompressor().decompressobj()
         try:
-            data = self._reader.read(len(buffer))
-        except self._error as error:
+            self._data = memoryview(frame.decompress(self._compressed))
+        except self._library.ZstdError as error:
             raise _CompressionError(error) from None
-        buffer[:len(data)] = data
-        return len(data)
+        self._frame, self._compressed = (None, frame.unused_data) if frame.eof else (frame, b"")
 
 
+@contextlib.contextmanager
 def open_regular(path, what):
     try:
         file = open(path, "rb")
-        refuse_lfs_pointer(path, file.peek())
-        return file
     except FileNotFoundError:
         raise BadInputError(f"'{path}' does not exist: {what}") from None
     except IsADirectoryError:
         raise BadInputError(f"'{path}' is a folder: {what}") from None
+    with file:
+        refuse_lfs_pointer(path, file.peek())
+        yield file
 
 
 # ---- Text
@@ -151,8 +170,8 @@ def _not_utf8(path, data, start, offset, first_line):
 # ---- JSON lines
 
 def lines_in(file, name):
-    """Yields (line number, offset of its end in bytes, text) for each line that is not blank. `name`: for errors."""
-    end = 0
+    """Yields (line number, text) for each line that is not blank. `name`: for errors."""
+    offset = 0
     for number in itertools.count(1):
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
@@ -161,11 +180,11 @@ def lines_in(file, name):
             raise BadInputError(f"{name}:{number}: the line has {len(line) + _rest_of_line(file):,} bytes, the longest that is "
                                 f"read has {MAX_LINE_BYTES:,}: split the record into several lines, or put a text into a "
                                 ".txt file of its own")
-        text = _decode(line, name, end, number)
-        end += len(line)
+        text = _decode(line, name, offset, number)
+        offset += len(line)
         text = text.removeprefix("\ufeff") if number == 1 else text
         if text.strip():
-            yield number, end, text
+            yield number, text
 
 
 def _rest_of_line(file):
@@ -216,20 +235,20 @@ def _elements(stream, path, progress):
         if text.starts_with("]"):
             break
         if not text.starts_with(","):
-            raise BadInputError(f"{path}:{text.line}: not valid JSON: behind element {number} of the array should be a comma or a "
+            raise BadInputError(f"{path}:{text.line}: not valid JSON: element {number} of the array should be followed by a comma or a "
                                 f"bracket (]), not {_shown(text.peek(1))}")
         text.take(1)
     text.take(1)
     text.skip_blanks()
     if text.peek(1):
-        raise BadInputError(f"{path}:{text.line}: not valid JSON: {_shown(text.peek(1))} is behind the end of the array: one array is "
+        raise BadInputError(f"{path}:{text.line}: not valid JSON: {_shown(text.peek(1))} comes after the end of the array: one array is "
                             "all that a file may hold")
 
 
 def _next_object(text, where):
     if not text.starts_with("{"):
         raise BadInputError(f"{where} is no JSON object such as {{\"text\": \"...\"}}: it begins with {_shown(text.peek(1))}")
-    size = _READ_BYTES
+    size, before = _ELEMENT_CHARS, None
     while True:
         part = text.peek(size)
         try:
@@ -237,7 +256,9 @@ def _next_object(text, where):
             text.take(end)
             return columns
         except json.JSONDecodeError as error:
-            if len(part) < size:
+            # Of a part that is too short there is the same error in a longer one only if a string does not end.
+            problem, before = before, (error.msg, error.pos)
+            if len(part) < size or (problem == before and "Unterminated" not in error.msg):
                 raise BadInputError(f"{where}: not valid JSON at line {error.lineno}, column {error.colno} of the element "
                                     f"({error.msg})") from None
         except ValueError as error:
@@ -296,7 +317,8 @@ def _parquet_rows(path, columns):
     except ImportError:
         raise BadInputError(f"'{path}' is a Parquet file, and the Python package 'pyarrow' is not installed for '{sys.executable}': "
                             "run 'pip install pyarrow' for it, or write the rows as JSON lines") from None
-    open_regular(path, DATA_FILE).close()
+    with open_regular(path, DATA_FILE):
+        pass
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     try:
         with bounded(f"'{path}': reading its header", "write it again with smaller pages"):
@@ -307,7 +329,7 @@ def _parquet_rows(path, columns):
         batches = file.iter_batches(_ROWS_AT_ONCE, columns=[name for name in names if name in columns], use_threads=False)
         number = 0
         while True:
-            with bounded(f"{path}: row {number + 1} and those behind it: reading them", "write the file again with smaller pages"):
+            with bounded(f"{path}: row {number + 1} and those after it: reading them", "write the file again with smaller pages"):
                 batch = next(batches, None)
                 rows = [] if batch is None else batch.to_pylist()
             if batch is None:

@@ -3,10 +3,10 @@
 KINDS is the one list of forms. Not for: reading the rows (row_files.py), tokens (samples.py).
 """
 
-import json
 from dataclasses import dataclass
 
 from .errors import BadInputError
+from .files import parse_json
 
 # Who speaks, in ShareGPT's words and others', as chat templates have it.
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
@@ -27,7 +27,7 @@ class RowKind:
     name: str
     needed: tuple           # columns that make it
     also: tuple             # columns that it uses if they are there
-    convert: object         # (columns, where, has_template) to (a key of samples.RECORD_KINDS, record)
+    convert: object         # (columns, where, has_template) to (Sample.kind, record)
 
 
 def _plain(kind):
@@ -45,13 +45,13 @@ def _prompt(columns, where, has_template):
     completion = chat_turns(completion, where, "'completion'")
     # What the assistant said before is a part of the prompt.
     asked = [{**turn, "train": False} if isinstance(turn, dict) and turn.get("role") == "assistant" else turn for turn in prompt]
-    return _chat({**columns, "messages": asked + completion}, where, "prompt", "completion")
+    return _chat(asked + completion, columns)
 
 
 def _messages(name):
     def convert(columns, where, has_template):
         turns = chat_turns(columns[name], where, f"'{name}'")
-        return _chat({**columns, "messages": _system(columns, where) + turns}, where, name)
+        return _chat(_system(columns, where) + turns, columns)
     return convert
 
 
@@ -71,12 +71,14 @@ def _alpaca(columns, where, has_template):
     return "prompt", {"prompt": prompt, "completion": columns["output"]}
 
 
+_TEXT = RowKind("text", ("text",), (), _plain("text"))
+_ALPACA = RowKind("Alpaca", ("instruction", "output"), ("input", "system"), _alpaca)
 KINDS = (
-    RowKind("text", ("text",), (), _plain("text")),
+    _TEXT,
     RowKind("prompt and completion", ("prompt", "completion"), ("tools",), _prompt),
     RowKind("messages", ("messages",), ("tools",), _messages("messages")),
     RowKind("ShareGPT", ("conversations",), ("system", "tools"), _messages("conversations")),
-    RowKind("Alpaca", ("instruction", "output"), ("input", "system"), _alpaca),
+    _ALPACA,
 )
 _NEEDED = frozenset(name for kind in KINDS for name in kind.needed)
 COLUMNS = _NEEDED | {name for kind in KINDS for name in kind.also}
@@ -94,7 +96,7 @@ class RowReader:
         self._names = self._kind = self._used = None  # of the row before, which most are like
 
     def record(self, row):
-        """(a key of samples.RECORD_KINDS, record) of a Row. BadInputError that names it."""
+        """(Sample.kind, record) of a Row. BadInputError that names it."""
         names = [name for name, value in row.columns.items() if value is not None]
         if (names, len(row.columns)) != self._names:
             self._kind = kind = _kind_of(names, row)
@@ -114,8 +116,10 @@ class RowReader:
 def _kind_of(columns, row):
     """`columns`: names of those of the row that are not null."""
     kinds = _complete(columns) or _complete(row.columns)[:1]
-    # A text may be an answer, or a prompt with it; a chat is whole, whatever stands beside it.
-    also = [name for name in columns if name in _NEEDED and name != "text"] if kinds == [KINDS[0]] else []
+    if kinds == [_TEXT, _ALPACA]:
+        return _ALPACA  # as Alpaca is published: the text is the other columns in the prompt of its authors
+    # A text may be an answer, or a prompt with it; a chat is whole, whatever is next to it.
+    also = [name for name in columns if name in _NEEDED and name != "text"] if kinds == [_TEXT] else []
     if len(kinds) == 1 and not also:
         return kinds[0]
     if kinds:
@@ -146,7 +150,7 @@ def chat_turns(turns, where, what):
     """A list of messages in any of the forms, as {"role", "content", ...}. What is no such list is left to samples.py."""
     if isinstance(turns, str):
         try:
-            turns = json.loads(turns)
+            turns = parse_json(turns, f"{where}: {what}")
         except ValueError:
             raise BadInputError(f"{where}: {what} is a text; it must be a list of messages") from None
     if not isinstance(turns, list) or not turns:
@@ -172,10 +176,10 @@ def _from_share_gpt(turn, number, where):
     if speaker != "function_call" or not isinstance(value, str):
         return {"role": role, "content": value, **rest}
     try:
-        calls = json.loads(value)
+        calls = parse_json(value, f"{where}: message {number}")
         calls = [{"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
                  for call in (calls if isinstance(calls, list) else [calls])]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise BadInputError(f"{where}: message {number} is a function_call, and its value is not JSON with 'name' and 'arguments': "
                             "correct it") from None
     return {"role": role, "content": "", "tool_calls": calls, **rest}
@@ -198,9 +202,9 @@ def _system(columns, where):
     return [{"role": "system", "content": system}] if system else []
 
 
-def _chat(columns, where, *used):
-    others = {name: columns[name] for name in ("tools",) if name in columns}
-    return "messages", {"messages": columns["messages"], **others}
+def _chat(messages, columns):
+    tools = {"tools": columns["tools"]} if "tools" in columns else {}
+    return "messages", {"messages": messages, **tools}
 
 
 def trained_turns(messages, where):

@@ -313,7 +313,7 @@ def prompts_in_file(path):
         raise BadInputError(f"'{path}' is named neither .txt nor .jsonl: name it after what it holds, plain prompts or "
                             "JSON objects, one per line")
     found = [(number, {"prompt": text.rstrip("\r\n")} if suffix == ".txt" else parse_prompt(text, f"{path}:{number}"))
-             for number, _, text in _prompt_lines(path)]
+             for number, text in _prompt_lines(path)]
     if not found:
         raise BadInputError(f"'{path}' has no prompts: every line of it is blank")
     return found

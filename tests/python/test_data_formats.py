@@ -33,9 +33,10 @@ ROWS = [
     ("ShareGPT", {"conversations": SHARE_GPT}),
     ("ShareGPT with a system prompt", {"system": "Be kind.", "conversations": SHARE_GPT}),
     ("Alpaca", ALPACA),
+    ("Alpaca as it is published", {**ALPACA, "text": "Below is an instruction ..."}),
     ("more columns than are used", {"id": 7, "messages": [ASKED, ANSWERED], "source": "web"}),
     ("two forms in one row", {"text": "some text", "messages": [ASKED, ANSWERED]}),
-    ("a text beside a prompt", {"text": "some text", "prompt": "the cat"}),
+    ("a text with a prompt", {"text": "some text", "prompt": "the cat"}),
     ("other names", {"question": "Hi", "answer": "Hello"}),
     ("a picture", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x.png"}]}, ANSWERED]}),
     ("weights between", {"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}),
@@ -109,7 +110,8 @@ def test_notes_are_there_again_when_data_comes_from_the_cache(chat_model, tmp_pa
     {"text": "a", "prompt": "a", "completion": "b"},
     {"messages": [ASKED, ANSWERED], "conversations": SHARE_GPT},
     {"prompt": "a", "completion": "b", "messages": [ASKED, ANSWERED]},
-    {**ALPACA, "text": "all of it"},  # as Alpaca is published
+    {**ALPACA, "output": None, "text": "all of it"},
+    {**ALPACA, "text": "all of it", "messages": [ASKED, ANSWERED]},
     {"text": "an answer?", "prompt": "a"},
 ])
 def test_a_row_of_which_two_kinds_compete_is_refused_with_both(chat_model, tmp_path, row):
@@ -157,10 +159,19 @@ def test_speakers_of_share_gpt_have_the_roles_of_templates(speaker, role):
     ({"role": "assistant", "content": "a", "train": "no"}, "'train' of message 2 is 'no'"),
     ({"role": "assistant", "content": "a", "weight": -1}, "'weight' of message 2 is -1"),
     ("a", "message 2 must be an object"),
+    ({"from": "function_call", "value": "[" * 100_000}, "message 2 is a function_call"),
 ])
 def test_a_turn_that_cannot_be_read_is_named(chat_model, tmp_path, turn, words):
     message = refusal(chat_model, write_lines(tmp_path / "d.jsonl", [{"messages": [ASKED, turn, ANSWERED]}]))
     assert "d.jsonl:1: " in message and words in message
+
+
+def test_a_list_of_messages_that_is_a_text_is_read_or_named(chat_model, tmp_path):
+    samples, _ = shown_row(chat_model, tmp_path, {"messages": json.dumps([ASKED, ANSWERED])})
+    assert samples == ["user: Hi<|im_end|>\nassistant: «Hello<|im_end|>»\n"]
+    for text in ("Hi", "[" * 100_000):
+        message = refusal(chat_model, write_lines(tmp_path / "d.jsonl", [{"messages": text}]))
+        assert "d.jsonl:1: 'messages' is a text; it must be a list of messages" in message
 
 
 def test_turns_that_are_not_trained_are_known_in_templates_with_blocks(tmp_path):
@@ -204,12 +215,9 @@ def plain(samples):
 
 
 def write_zst(path, contents):
-    try:
-        import zstandard
-        path.write_bytes(zstandard.ZstdCompressor().compress(contents))
-    except ImportError:
-        pyarrow = pytest.importorskip("pyarrow")
-        path.write_bytes(pyarrow.compress(contents, codec="zstd", asbytes=True))
+    zstandard = pytest.importorskip("zstandard")
+    half = len(contents) // 2
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(part) for part in (contents[:half], contents[half:])))
 
 
 def write_form(path, lines):
@@ -235,7 +243,8 @@ FORMS = ["d.jsonl", "d.ndjson", "d.json", "d.jsonl.gz", "d.jsonl.zst", "d.parque
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_of_file_has_the_same_rows(chat_model, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(row_files, "_READ_BYTES", 100)  # so that rows lie across what is read at a time
+    for part in ("_READ_BYTES", "_ZSTD_READ_BYTES", "_ELEMENT_CHARS"):
+        monkeypatch.setattr(row_files, part, 10)  # so that rows lie across what is read at a time
     samples, notes = shown(chat_model, write_form(tmp_path / name, LINES))
     assert plain(samples) == TEXTS and notes == []
 
@@ -266,17 +275,19 @@ def test_text_files_may_be_compressed(chat_model, tmp_path):
 def test_a_file_that_is_cut_off_or_something_else_is_named(chat_model, tmp_path, name):
     data = write_form(tmp_path / name, LINES * 50)
     contents = data.read_bytes()
-    for damaged in (contents[:len(contents) // 2], b"PK\x03\x04 something else"):
+    for damaged in (contents[:len(contents) // 3], contents[:-1], b"PK\x03\x04 something else"):
         data.write_bytes(damaged)
         message = refusal_of_pack(chat_model, data)
         assert name in message and ("cannot be uncompressed" in message or "cannot be read as a Parquet file" in message)
 
 
 @pytest.mark.parametrize("text, words", [
-    ('[{"text": "a"}, {"text": "b"}', "behind element 2 of the array should be a comma or a bracket (]), not the end of the file"),
+    ('[{"text": "a"}, {"text": "b"}', "element 2 of the array should be followed by a comma or a bracket (]), not the end of the file"),
     ('[{"text": "a"},\n\n ["b"]]', "d.json:3: element 2 of the array is no JSON object"),
-    ('[{"text": "a"}] x', "'x' is behind the end of the array"),
+    ('[{"text": "a"}] x', "'x' comes after the end of the array"),
     ('[{"text": "a" "b"}]', "element 1 of the array: not valid JSON at line 1, column 14"),
+    ('[{"text": "a" "b"}' + "," * 20_000 + "]", "element 1 of the array: not valid JSON at line 1, column 14"),
+    ('[{"text": "' + "a" * 9_000 + "]", "element 1 of the array: not valid JSON at line 1, column 10 of the element (Unterminated"),
     ('[{"text": "a", "text": "b"}]', "element 1 of the array: not valid JSON (the key 'text' appears twice)"),
     ('[{"text": ' + "[" * 100_000, "nested too deeply"),
     ("[]", "has no text: data is empty"),
