@@ -104,7 +104,8 @@ class RowSpool:
 
     def __exit__(self, kind, error, trace):
         for file in self._parts:
-            file.close()
+            with contextlib.suppress(OSError):  # of what could not be written, which has an error already
+                file.close()
 
     def append(self, tokens, flags):
         """tokens: <u4 [n, seq], flags: u1 [n, seq]."""

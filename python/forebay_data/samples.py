@@ -3,6 +3,7 @@
 The rules are docs/formats.md, "From text to samples".
 """
 
+import functools
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from .row_files import lines_in, open_regular, opened, parse_object, rows_in, te
 from .rows import COLUMNS, RowReader, chat_turns, trained_turns
 from .sources import TEXT
 from .spans import continuation, texts_of, tokens_at_bounds, windows_at_bounds
+from .template import has_chat_template
 from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, as_array, size_in_utf8
 
 # That a prompt may have beside its messages.
@@ -71,7 +73,7 @@ class SampleReader:
         self._notes = Notes()
         self._limit = min(options.seq, config.max_positions or options.seq)
         tokenizer.require_eos()
-        self._rows = RowReader(self._has_template)
+        self._rows = RowReader(functools.cache(lambda: has_chat_template(tokenizer, options.template)))
         self._thread = ThreadPoolExecutor(1)
         self._batch = None  # rows, and what gives the tokens of their texts
 
@@ -96,11 +98,6 @@ class SampleReader:
     def notes(self):
         """What became of the data that whoever gave it may not expect."""
         return self._rows.notes() + self._notes.lines()
-
-    def _has_template(self):
-        in_folder = os.path.join(self._tokenizer.folder, "chat_template.jinja")
-        return (self._options.template is not None or os.path.lexists(in_folder)
-                or self._tokenizer.settings.get("chat_template") is not None)
 
     # ---- Files to records
 
@@ -275,7 +272,6 @@ def two_bos_note(tokenizer):
 def check_record(kind, record, where):
     if kind == "messages":
         check_messages(record["messages"], where)
-        tools_of(record, where)
         return
     for key, value in record.items():
         check_text(value, f"'{key}'", where)

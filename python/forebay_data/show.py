@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from . import packed_file
-from .errors import UsageError, count_of
+from .errors import UsageError, count_of, warn
 from .pack import MAX_SEQ, accept_packed, info_of, make_reader, pack_samples, report_of, require_same_tokenizer, settle_seq
 from .row_packer import RowPacker
 from .sources import find_sources
@@ -99,10 +99,7 @@ def _first_samples(sources, options, config, tokenizer, notes):
     if options.seq < 2:
         raise UsageError(f"--seq={options.seq} is impossible: rows have at least 2 tokens")
 
-    def say(message):
-        print(f"forebay-data: {message}", file=sys.stderr)
-
-    reader = make_reader(sources, options, config, tokenizer, say)
+    reader = make_reader(sources, options, config, tokenizer, warn)
     try:
         for sample in reader:
             if not sample.continues:

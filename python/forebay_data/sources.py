@@ -16,8 +16,8 @@ from .errors import BadInputError
 from .files import refuse_lfs_pointer
 from .packed_file import is_packed
 
-TEXT, LINES, JSON, PARQUET = ".txt", ".jsonl", ".json", ".parquet"
-SUFFIXES = {".txt": TEXT, ".jsonl": LINES, ".ndjson": LINES, ".json": JSON, ".parquet": PARQUET}
+TEXT, ROWS, PARQUET = ".txt", ".jsonl", ".parquet"
+SUFFIXES = {".txt": TEXT, ".jsonl": ROWS, ".ndjson": ROWS, ".json": ROWS, ".parquet": PARQUET}
 COMPRESSIONS = (".gz", ".zst")
 MAX_WEIGHT = 1000
 # 2, 0.5 or 1/3.
@@ -125,8 +125,8 @@ def _data_file(path):
 
 def _folder(folder, weight):
     found, others = [], []
-    for here, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for here, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         for name in names:
             path = os.path.join(here, name)
             file = _data_file(path)
@@ -144,6 +144,10 @@ def _folder(folder, weight):
     if others:
         notes[0] += f"; no data, and not read: {_some(folder, sorted(others))}"
     return Source(folder, weight, found, notes)
+
+
+def _raise(error):
+    raise error
 
 
 def _refuse_held_out(folder, files):

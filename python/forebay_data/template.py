@@ -196,6 +196,10 @@ def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE, 
     return template
 
 
+def has_chat_template(tokenizer, template_path=None):
+    return template_path is not None or "default" in _templates_of_model(tokenizer)
+
+
 def _templates_of_model(tokenizer):
     """{name: (text, path)} of those that are used."""
     files = {"default": os.path.join(tokenizer.folder, "chat_template.jinja"),

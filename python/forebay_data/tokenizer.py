@@ -92,7 +92,6 @@ class ModelTokenizer:
         self.pad_id = self._id_of("pad_token")
         if self.eos_id is None:
             self.eos_id = next((i for i in config.eos_ids() if i < config.vocab_size), None)
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts = tuple(token.content for token in added.values() if token.special)
         # What the tokenizer itself puts before a text (BOS, or nothing).
         self.prefix_ids = self._find_prefix()

@@ -323,7 +323,7 @@ def make_folder(tmp_path, *names):
 
 
 def test_a_folder_is_its_files_in_the_order_of_their_names(chat_model, tmp_path):
-    folder = make_folder(tmp_path, "b.txt", "a.jsonl", "sub/c.jsonl", "README.md", ".cache/x.jsonl", "_d.jsonl")
+    folder = make_folder(tmp_path, "b.txt", "a.jsonl", "sub/c.jsonl", "README.md", ".cache/x.jsonl", "_d.jsonl", "_log/x.json")
     samples, notes = shown(chat_model, folder)
     assert plain(samples) == ["a", "b", "c"]
     assert notes == [f"the folder '{folder}' has 3 files of data: 'a.jsonl', 'b.txt', 'sub/c.jsonl'; no data, and not read: "
@@ -334,6 +334,18 @@ def test_a_folder_with_files_to_test_with_is_refused(chat_model, tmp_path):
     folder = make_folder(tmp_path, "train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl")
     message = refusal(chat_model, folder)
     assert "test-00000" in message and f"--data={folder / 'train-00000-of-00001.jsonl'}" in message and "--eval_data" in message
+
+
+def test_a_folder_of_which_a_part_cannot_be_read_is_an_error(chat_model, tmp_path, monkeypatch):
+    folder, scandir = make_folder(tmp_path, "a.jsonl", "sub/c.jsonl"), os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) == "sub":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        sources.find_sources(str(folder))
 
 
 def test_a_folder_without_data_is_refused(chat_model, tmp_path):
