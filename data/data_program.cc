@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "forebay/base/errors.h"
@@ -153,7 +154,7 @@ absl::StatusOr<PackResult> AcceptPackedFile(const PackRequest& request) {
                  {"digest", info.digest},
                  {"tokenizer_digest", info.tokenizer_digest},
                  {"cached", true}};
-  return PackResult{request.data, true, std::move(report)};
+  return PackResult{request.data, true, {}, std::move(report)};
 }
 
 }  // namespace
@@ -205,13 +206,9 @@ absl::StatusOr<int> RunDataProgramOnTerminal(const std::vector<std::string>& arg
 
 std::string WithAbsolutePaths(const std::string& data,
                               const std::function<std::string(const std::string&)>& make_absolute) {
-  if (FileExists(data) || data.find(',') == std::string::npos) return make_absolute(data);
-  std::vector<std::string> paths;
-  for (size_t begin = 0; begin <= data.size();) {
-    const size_t end = std::min(data.find(',', begin), data.size());
-    paths.push_back(make_absolute(data.substr(begin, end - begin)));
-    begin = end + 1;
-  }
+  std::vector<std::string> paths = {data};
+  if (!FileExists(data)) paths = absl::StrSplit(data, ',');
+  std::ranges::transform(paths, paths.begin(), make_absolute);
   return fmt::format("{}", fmt::join(paths, ","));
 }
 
@@ -228,6 +225,10 @@ absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request,
   PackResult result;
   result.path = report["path"].get<std::string>();
   result.cached = report.value("cached", false);
+  for (const Json& note : report.value("notes", Json::array())) {
+    if (!note.is_string()) return UnexpectedReply("notes");
+    result.notes.push_back(note.get<std::string>());
+  }
   result.report = std::move(report);
   return result;
 }

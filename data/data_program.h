@@ -44,9 +44,10 @@ struct PackRequest {
   std::string cache;      // folder for the packed result, made when missing
 };
 struct PackResult {
-  std::string path;     // of the packed file; `data` itself when it was packed already
-  bool cached = false;  // nothing had to be done
-  Json report;          // rows, tokens, trained, samples, padding_share, ...
+  std::string path;                // of the packed file; `data` itself when it was packed already
+  bool cached = false;             // nothing had to be done
+  std::vector<std::string> notes;  // what became of the data that whoever gave it may not expect
+  Json report;                     // rows, tokens, trained, samples, padding_share, ...
 };
 // Text as a packed file that fits `model` and `seq`. `stop` and errors as RunDataProgram.
 absl::StatusOr<PackResult> PackedPathFor(const PackRequest& request,

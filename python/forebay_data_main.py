@@ -15,7 +15,7 @@ PACKAGES = "numpy, tokenizers>=0.20, jinja2>=3.1.6, xxhash and gguf"
 
 
 def open_missing_streams():
-    """Of a program that is started without standard streams, the first files that it opens would get its output."""
+    """If a program is started without standard streams, the first files that it opens would get its output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free

@@ -32,10 +32,12 @@ class EvalCommand : public Command {
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(options_.infer, flags_.Read());
     ProgressLine progress;
+    const auto show = [&](const std::string& what, double fraction) {
+      progress.Show(what, fraction);
+    };
+    const auto print_note = [](const std::string& note) { PrintTo(stderr, "{}\n", note); };
     FOREBAY_ASSIGN_OR_RETURN(const EvaluationResult result,
-                             EvaluateModel(options_, [&](const std::string& what, double fraction) {
-                               progress.Show(what, fraction);
-                             }));
+                             EvaluateModel(options_, show, print_note));
     progress.Clear();
     if (context.json) {
       PrintTo(stdout, "{}\n", ToJson(result).dump());

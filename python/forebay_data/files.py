@@ -13,7 +13,7 @@ SHORT_JSON_CHARS = 1 << 16
 # As base/json.h has both.
 MAX_CONFIG_BYTES = 16 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
-# Of files: a model is for whoever the umask lets read it, tokens of somebody's data are not.
+# Modes of files: a model is for whoever the umask lets read it, tokens of somebody's data are not.
 FOR_OTHERS, PRIVATE = 0o666, 0o600
 FOLDER_FOR_OTHERS, PRIVATE_FOLDER = 0o777, 0o700
 

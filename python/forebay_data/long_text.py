@@ -1,6 +1,6 @@
 """Tokens of a text of any size, with a part of it in memory at a time.
 
-A text is tokenized in pieces, so that cores share the work. Pieces end only where a window around the cut shows that
+A text is tokenized in pieces, so that cores share the work. Pieces end only at places around which a window shows that
 cutting changes no token. A piece is tokenized together with the characters before it, whose tokens are then left out:
 some tokenizers write a space before whatever a text begins with.
 """
@@ -13,7 +13,7 @@ from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, as_array, size_in_utf8
 
 # About so much of UTF-8 is a piece. Cuts do not depend on the machine.
 PIECE_BYTES = 1 << 15
-# Of the windows before and behind a cut, and of what comes before a piece.
+# The sizes of the windows before and after a cut, and of what comes before a piece.
 WINDOW_CHARS = 256
 CONTEXT_CHARS = 16
 CUT_CANDIDATES = 32
@@ -36,7 +36,7 @@ class LongText:
         self._before = ""       # the last characters that are tokenized already
         self._text = ""         # what comes next
         self._done_chars = 0
-        self._has_more = True   # chunks behind the text
+        self._has_more = True   # chunks after the text
         self._searched = 0      # where the search for cuts goes on
 
     def arrays(self):
@@ -98,7 +98,7 @@ class LongText:
         context_ids = self._tokenizer.encode_batch(contexts, self._where)
         encoded = self._tokenizer.encode_each(map("".join, zip(contexts, pieces)), self._where, in_pieces=False)
         for ids, before, piece in zip(encoded, context_ids, pieces):
-            if ids[:len(before)] != before:  # windows can deceive where merges run across thousands of characters
+            if ids[:len(before)] != before:  # windows can deceive if merges run across thousands of characters
                 [ids], before = self._tokenizer.encode_each([piece], self._where, in_pieces=False), []
             yield as_array(ids[len(before):])
 

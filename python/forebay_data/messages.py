@@ -14,7 +14,7 @@ def check_text(value, what, where):
 
 
 def _check_characters(value, what, where):
-    """Of every string in `value`."""
+    """Checks every string in `value`."""
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode("utf-8")
@@ -50,12 +50,12 @@ def _check_message(message, number, where):
         check_text(message["content"], f"the content of message {number}", where)
     elif not says_otherwise:
         raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'; only the assistant "
-                            "may be without 'content', where it has 'tool_calls'")
+                            "may be without 'content', if it has 'tool_calls'")
     _check_characters(message, f"message {number}", where)
 
 
 def tools_of(record, where):
-    """The tools of a row as a list; None where it has none. They may be the JSON text of the list."""
+    """The tools of a row as a list; None if it has none. They may be the JSON text of the list."""
     tools = record.get("tools")
     if isinstance(tools, str):
         try:

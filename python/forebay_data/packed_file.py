@@ -104,7 +104,7 @@ class RowSpool:
 
     def __exit__(self, kind, error, trace):
         for file in self._parts:
-            with contextlib.suppress(OSError):  # of what could not be written, which has an error already
+            with contextlib.suppress(OSError):  # it has been told already what could not be written
                 file.close()
 
     def append(self, tokens, flags):

@@ -23,7 +23,7 @@ from .sources import DATA_FILE, PARQUET
 # A line is in memory several times while its JSON is read.
 MAX_LINE_BYTES = 16 << 20
 _READ_BYTES = 1 << 16
-# Of zstd, which makes up to 128 KiB of 4 bytes.
+# At a time of a .zst file: 4 bytes may become 128 KiB.
 _ZSTD_READ_BYTES = 1 << 10
 # So much of an array is looked at for the end of an element, and twice as much if it is not there.
 _ELEMENT_CHARS = 1 << 12
@@ -41,7 +41,7 @@ class Row:
 
 
 def rows_in(file, columns):
-    """Yields every Row of a file. Of Parquet only `columns` are read."""
+    """Yields every Row of a file. From Parquet files only `columns` are read."""
     if file.kind == PARQUET:
         yield from _parquet_rows(file.path, columns)
         return
@@ -256,7 +256,7 @@ def _next_object(text, where):
             text.take(end)
             return columns
         except json.JSONDecodeError as error:
-            # Of a part that is too short there is the same error in a longer one only if a string does not end.
+            # If a part was too short, the error in a longer one is another, unless a string does not end.
             problem, before = before, (error.msg, error.pos)
             if len(part) < size or (problem == before and "Unterminated" not in error.msg):
                 raise BadInputError(f"{where}: not valid JSON at line {error.lineno}, column {error.colno} of the element "

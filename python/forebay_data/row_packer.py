@@ -10,7 +10,7 @@ import numpy as np
 
 from . import packed_file
 
-# A window has about so many tokens, or a few rows where they are very long, and at most so many segments.
+# A window has about so many tokens, or a few rows if they are very long, and at most so many segments.
 WINDOW_TOKENS = 1 << 22
 WINDOW_ROWS = 16
 WINDOW_SEGMENTS = 1 << 18
@@ -19,7 +19,7 @@ BLOCK_TOKENS = 1 << 20
 
 
 class RowPacker:
-    """Takes samples, and gives (tokens <u4 [n, seq], flags u1 [n, seq]) of all rows in order to `take_rows`, where that is not
+    """Takes samples, and gives (tokens <u4 [n, seq], flags u1 [n, seq]) of all rows in order to `take_rows`, if that is not
     None. The counts are of what was given; finish() gives the rest.
     """
 
@@ -30,7 +30,7 @@ class RowPacker:
         self._weight = 1
         self._segments_of_source = 0
         self.tokens_of_sources = []
-        self._length = 0  # of the sample so far, which may come in parts
+        self._length = 0  # tokens of the sample so far, which may come in parts
         self.num_samples = self.num_truncated = self.num_cut = 0
         self.num_rows = self.num_tokens = self.num_trained = self.longest_segment = 0
 

@@ -13,7 +13,7 @@ ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "a
          "model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "assistant"}
 # Parts of a content that are text.
 _TEXT_PARTS = ("text", "input_text", "output_text")
-# Of the authors of Alpaca: what comes before and after the instruction.
+# What Alpaca's authors put before and after the instruction.
 ALPACA = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
           "### Instruction:\n{instruction}\n\n### Response:\n")
 ALPACA_WITH_INPUT = (
@@ -93,7 +93,7 @@ class RowReader:
     def __init__(self, has_template):
         self._has_template = has_template
         self.unused = {}
-        self._names = self._kind = self._used = None  # of the row before, which most are like
+        self._names = self._kind = self._used = None  # those of the row before, which most are like
 
     def record(self, row):
         """(Sample.kind, record) of a Row. BadInputError that names it."""

@@ -23,13 +23,13 @@ from .spans import continuation, texts_of, tokens_at_bounds, windows_at_bounds
 from .template import has_chat_template
 from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, as_array, size_in_utf8
 
-# That a prompt may have beside its messages.
+# What a prompt may have next to its messages.
 CHAT_KEYS = {"tools"}
 # At most so many records, and texts of GROUP_BYTES, are tokenized together: enough to use every core.
 BATCH_RECORDS = 1024
 # A text of more characters than this is tokenized in pieces.
 LONG_TEXT_CHARS = 1 << 16
-# Of a long text about so many tokens are a sample of their own.
+# About so many tokens of a long text are a sample of their own.
 PART_TOKENS = 1 << 16
 # A chat is tokenized up to each of its turns: so much of it in all, which takes minutes.
 MAX_CHAT_BYTES = 1 << 30
@@ -44,7 +44,7 @@ class Sample:
     tokens: np.ndarray      # uint32
     trained: np.ndarray     # bool: this token is a prediction target; never the first
     truncated: bool = False
-    continues: bool = False # the next part of a long text, whole rows behind the part before; their one common token is first
+    continues: bool = False # the next part of a long text: it begins with the last token of the part before, which ends with a row
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class SampleReader:
 
     def _long_text(self, where, chunks):
         """The text in samples of whole rows, so that little of it is in memory."""
-        rows_tokens = self._options.seq - 1  # but for the token that the next row begins with
+        rows_tokens = self._options.seq - 1  # except for the token that the next row begins with
         held, continues = as_array([]), False
         for ids in self._arrays_of_text(where, chunks):
             held = np.concatenate([held, ids])
@@ -166,7 +166,7 @@ class SampleReader:
         yield _text_sample(where, held, continues)
 
     def _arrays_of_text(self, where, chunks):
-        """Its tokens, with what comes before the first and behind the last."""
+        """Its tokens, with what comes before the first and after the last."""
         last = []
         for ids in LongText(self._tokenizer, chunks, f"{where}: ").arrays():
             if not len(last):

@@ -137,7 +137,7 @@ class _Statistics:
         self._kinds = Counter()
         self._lengths = Counter()
         self._with_eos = self._with_trained_eos = self._with_two_bos = 0
-        self._length = 0          # of the last sample so far, which may come in parts
+        self._length = 0          # tokens of the last sample so far, which may come in parts
         self._found = (0, 0)      # whether it has an EOS, and a trained one
 
     def add_sample(self, sample):
@@ -166,7 +166,7 @@ class _Statistics:
 
 
 def _summary(counts):
-    """Of lengths, given how many there are of each."""
+    """What `check` says of lengths, given how many there are of each."""
     lengths = np.array(sorted(counts))
     numbers = np.array([counts[length] for length in lengths.tolist()])
     ends = np.cumsum(numbers)

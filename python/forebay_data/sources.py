@@ -33,7 +33,7 @@ _HELD_OUT = {"test", "tests", "testing", "val", "valid", "validation", "dev", "e
 class DataFile:
     path: str
     kind: str               # a value of SUFFIXES
-    compression: str = ""   # of COMPRESSIONS
+    compression: str = ""   # one of COMPRESSIONS
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def digest(self):
-        """Of the contents and kinds of the files in their order. They are read once."""
+        """A digest of the contents and kinds of the files in their order, which are read once."""
         if not self._digest:
             hasher = xxhash.xxh3_128()
             for file in self.files:
@@ -67,7 +67,7 @@ def find_sources(data):
         try:
             path, weight = _path_and_weight(item)
             if is_packed(path):
-                raise BadInputError(f"'{path}' is packed already: a packed file is given alone, without a weight. Give the texts "
+                raise BadInputError(f"'{path}' is packed already: a packed file is given by itself, without a weight. Give the texts "
                                     "that it was made of")
             sources.append(_source_at(path, weight))
         except BadInputError as error:
@@ -110,7 +110,7 @@ def _source_at(path, weight):
         with open(path, "rb") as unknown:
             refuse_lfs_pointer(path, unknown.read(1024))
         raise BadInputError(f"'{path}' is neither a packed file, nor named {', '.join(SUFFIXES)} (or one of these with "
-                            f"{' or '.join(COMPRESSIONS)} behind it): name it after what it holds")
+                            f"{' or '.join(COMPRESSIONS)} after it): name it after what it holds")
     return Source(path, weight, [file])
 
 
@@ -136,7 +136,7 @@ def _folder(folder, weight):
                 found.append(file)
     if not found:
         raise BadInputError(f"'{folder}' is a folder without data: none of its files is named {', '.join(SUFFIXES)}, or one of "
-                            f"these with {' or '.join(COMPRESSIONS)} behind it")
+                            f"these with {' or '.join(COMPRESSIONS)} after it")
     found.sort(key=lambda file: file.path)
     _refuse_held_out(folder, found)
     notes = [f"the folder '{folder}' has {len(found):,} file{'s' * (len(found) > 1)} of data: "
@@ -151,7 +151,7 @@ def _raise(error):
 
 
 def _refuse_held_out(folder, files):
-    """Of published data that comes in parts, what is for testing is not to be trained on."""
+    """Published data often comes in parts, and what is for testing is not to be trained on."""
     relative = [os.path.relpath(file.path, folder) for file in files]
     first_words = [{_first_word(part) for part in path.split(os.sep)} for path in relative]
     held_out = [path for path, words in zip(relative, first_words) if words & _HELD_OUT]

@@ -1,7 +1,7 @@
 """Tokens of a text with boundaries at certain places: as generation, which begins with the tokens of a prefix, has them.
 
 The tokens up to a boundary are those of the text up to there. What follows them are those that the longer text has more;
-where it has others instead, a token goes across the boundary, and the tokens of what follows are found that spell the same.
+if it has others instead, a token goes across the boundary, and the tokens of what follows are found that spell the same.
 """
 
 import bisect
@@ -18,7 +18,7 @@ _BEFORE = ("", "\ufdd0", "\n", "\t", ".", "a", "z", "Q", "0", "(", "_", "\u4e2d"
 def windows_at_bounds(text, bounds, tokenizer):
     """[(start, begin, bound)] for each piece [begin, bound) of the text: from `start` on the text counts for its tokens.
 
-    A tokenizer looks for its special tokens first, and then at what is between two of them alone: so that is the last of
+    A tokenizer looks for its special tokens first, and then only at what is between two of them: so that is the last of
     them that ends before the piece.
     """
     pattern = tokenizer.special_pattern
@@ -52,7 +52,7 @@ def tokens_at_bounds(text, windows, encoded, tokenizer):
 
 
 def continuation(before, whole, piece, text_before, tokenizer):
-    """The tokens of `piece` behind `text_before`, whose tokens are `before`; both together have the tokens `whole`."""
+    """The tokens of `piece` after `text_before`, whose tokens are `before`; both together have the tokens `whole`."""
     if whole[:len(before)] == before:
         return whole[len(before):]
     # From the last token on that both have, which decoding needs to know that it is not the beginning of a text.
@@ -76,7 +76,7 @@ def continuation(before, whole, piece, text_before, tokenizer):
 
 
 def _spelled(ids, tokenizer):
-    """What the tokens spell: as they are decoded, and as they stand in the vocabulary, where the decoder is lossy."""
+    """What the tokens spell: as they are decoded, and as they stand in the vocabulary, in case the decoder is lossy."""
     return [unicodedata.normalize("NFD", text) for text in (tokenizer.decode(ids), tokenizer.joined(ids))]
 
 

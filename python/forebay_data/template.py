@@ -180,7 +180,7 @@ FOR_GENERATION = "or give the text to continue with --prompt instead of --chat"
 
 
 def load_chat_template(tokenizer, template_path=None, now=lambda: PACKING_DATE, advice=FOR_PACKING):
-    """The template of --template, of chat_template.jinja or of tokenizer_config.json, where 'tool_use' is of chats with tools.
+    """The template of --template, of chat_template.jinja or of tokenizer_config.json, in which 'tool_use' is for chats with tools.
 
     `advice`: what else can be done where there is none.
     """

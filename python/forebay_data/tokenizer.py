@@ -17,8 +17,8 @@ from .files import MAX_TOKENIZER_BYTES, read_bytes, read_json, read_json_if_pres
 from .turns import TurnTokens
 
 # Texts are tokenized together up to this size in UTF-8: the library takes some 400 bytes of memory for each of their tokens,
-# and each core needs some texts.
-GROUP_BYTES = min(16, max(8, len(os.sched_getaffinity(0)))) << 15
+# and each core needs some texts. Not by the number of cores: a long text is cut within groups, on every machine the same.
+GROUP_BYTES = 1 << 19
 # What bounds.MEMORY_BYTES are for.
 _BOUNDED_BYTES = 1 << 20
 # The most that is tokenized as a whole: of a prompt, a chat, or what can be cut nowhere.
@@ -127,7 +127,7 @@ class ModelTokenizer:
         return [] if list(ids[:len(self.prefix_ids)]) == self.prefix_ids else self.prefix_ids
 
     def suffix_of(self, ids):
-        """EOS; nothing if the tokens end where generation does already."""
+        """EOS; nothing if the tokens end already as generation does."""
         return [] if len(ids) and int(ids[-1]) in self.end_ids else [self.require_eos()]
 
     def has_two_bos(self, ids):
@@ -216,7 +216,7 @@ class ModelTokenizer:
             return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
 
     def joined(self, ids):
-        """The tokens as the vocabulary has them, one behind the other."""
+        """The tokens as the vocabulary has them, one after the other."""
         return "".join(self._tokenizer.id_to_token(int(i)) or "" for i in ids)
 
     def stop_ids(self):

@@ -44,7 +44,7 @@ def find_turns(render, messages, tokens, name):
 
 
 def without_space_behind_end(turn, tokens):
-    """The length of a turn without the white space that templates write behind its last token: no model generates it."""
+    """The length of a turn without the white space that templates write after its last token: no model generates it."""
     stripped = turn.rstrip()
     return len(stripped) if stripped.endswith(tokens.specials) else len(turn)
 
@@ -66,7 +66,7 @@ class _Turns:
         return found
 
     def _span(self, index, lower):
-        """Of the turn at `index`; empty if the template drops it. It begins at `lower` or behind."""
+        """(begin, end) of the turn at `index`; empty if the template drops it. It begins at `lower` or later."""
         begin = self._length_if_prefix(self._messages[:index], True)
         end = self._length_if_prefix(self._messages[:index + 1], False)
         if begin is not None and end is not None:
@@ -97,7 +97,7 @@ class _Turns:
             return None
 
     def _plain_length(self, turn, message):
-        """Of a turn that is nothing but text and one special token at its end; None of any other."""
+        """The length of a turn that is only text with one special token at its end; None for any other."""
         stripped = turn.rstrip()
         end = max((text for text in self._tokens.specials if stripped.endswith(text)), key=len, default="")
         body = stripped[:len(stripped) - len(end)]
@@ -106,7 +106,7 @@ class _Turns:
         return len(stripped) if is_plain else None
 
     def _span_without_marks(self, index, begin, end):
-        """Of a turn that is not written as it was given: changed, or not at all."""
+        """(begin, end) of a turn that is not written as it was given: changed, or not at all."""
         if begin is not None and end is not None:
             begin = self._behind_empty_thinking(begin, end, index)
             end = self._end_behind(begin, end, True)
@@ -141,9 +141,8 @@ class _Turns:
         begin_mark, end_mark = self._marks
         blank = len(text) - len(text.lstrip()) if text.strip() else 0
         stop = len(text.rstrip()) or len(text)
-        answer = text.rfind("</think>") + len("</think>")
-        behind = len(text) - len(text[answer:].lstrip())
-        for begin, end in dict.fromkeys([(0, len(text)), (blank, stop), (min(behind, stop), stop)]):
+        answer = len(text) - len(text.rpartition("</think>")[2].lstrip())
+        for begin, end in dict.fromkeys([(0, len(text)), (blank, stop), (min(answer, stop), stop)]):
             marked = text[:begin] + begin_mark + text[begin:end] + end_mark + text[end:]
             messages = list(self._messages)
             messages[index] = with_string(messages[index], path, marked)
@@ -165,7 +164,7 @@ class _Turns:
     # ---- Where turns begin and end ----
 
     def _begin_before(self, first, lower):
-        """Of a turn that the template hands over in another way when asked for the beginning of the chat."""
+        """The beginning of a turn that the template hands over in another way when asked for the beginning of the chat."""
         prompt = self._generation_prompt
         for header in (prompt, _THINKING.split(prompt)[0]):
             at = self.text.rfind(header, lower, first)
@@ -175,14 +174,14 @@ class _Turns:
         return first - len(lead) if self.text.endswith(lead, lower, first) else first
 
     def _behind_empty_thinking(self, begin, limit, index):
-        """Nobody said it where the message does not have it: the template writes it into the prompt of an answer too."""
+        """Nobody said it if the message does not have it: the template writes it into the prompt of an answer too."""
         if any(_EMPTY_THINKING.match(text) for _, text in strings_of(self._messages[index])):
             return begin
         match = _EMPTY_THINKING.match(self.text, begin, limit)
         return match.end() if match else begin
 
     def _end_behind(self, last, upper, is_certain):
-        """The end of a turn that says nothing behind `last`. Up to `upper` the text is the turn's, if that `is_certain`,
+        """The end of a turn that says nothing after `last`. Up to `upper` the text is the turn's, if that `is_certain`,
         else also what the next turn begins with."""
         tail = self.text[last:upper]
         stop = _first_of(self._tokens.stops, tail)
@@ -197,7 +196,7 @@ class _Turns:
         return last + (special[1] if special else 0)
 
     def _length_of_certain(self, tail, upper):
-        """How much of a turn's `tail`, up to `upper`, is generated; at most the token behind it too, which ends the turn."""
+        """How much of a turn's `tail`, up to `upper`, is generated; at most the token after it too, which ends the turn."""
         specials = [tail.rfind(text) + len(text) for text in self._enders if text in tail]
         if specials:
             return max(specials)
@@ -205,7 +204,7 @@ class _Turns:
         if opener is not None:
             return len(tail[:opener[0]].rstrip())
         stop = next((text for text in self._tokens.stops if self.text.startswith(text, upper)), "")
-        # White space alone is how the turn ends.
+        # If there is only white space, the turn ends with it.
         return len(tail) + len(stop) if stop else len(tail.rstrip()) or len(tail)
 
     @functools.cached_property
@@ -224,7 +223,7 @@ class _Turns:
 
     @functools.cached_property
     def _usual(self):
-        """What is generated before and behind what is said in the turn of the shortest chat; None where that is not told."""
+        """What is generated before and after what is said in the turn of the shortest chat; None if that is not told."""
         try:
             chat = _Turns(self._render, [*_QUESTION, {"role": "assistant", "content": "Yes."}], self._tokens, self._name)
         except BadInputError:

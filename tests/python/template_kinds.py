@@ -1,6 +1,6 @@
 """Chat templates in the manner of the known families, each with what it writes and which of it is generated.
 
-`write(chat)` gives [(text, is it generated)]; chats alternate between user and assistant, maybe behind a system message.
+`write(chat)` gives [(text, is it generated)]; chats alternate between user and assistant, maybe after a system message.
 """
 
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ KINDS = {
     "ChatML": Kind(CHATML, tagged("<|im_start|>", "\n", "<|im_end|>\n"), **IM),
     "ChatML of a model that does not stop there": Kind(CHATML, tagged("<|im_start|>", "\n", "<|im_end|>\n"), **IM_NOT_STOPPED),
     "ChatML without its tokens": Kind(CHATML.replace("im_", "i_"), tagged("<|i_start|>", "\n", "<|i_end|>\n")),
-    "a system turn where there is none": Kind(
+    "a system turn if there is none": Kind(
         "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nBe kind<|im_end|>\n' }}{% endif %}" + CHATML,
         lambda chat: tagged("<|im_start|>", "\n", "<|im_end|>\n")(
             chat if chat[0]["role"] == "system" else [{"role": "system", "content": "Be kind"}, *chat]), **IM),
@@ -170,7 +170,7 @@ KINDS = {
         "m.content | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
         tagged("<start_of_turn>", "\n", "<end_of_turn>\n", {"assistant": "model"}, str.strip, BOS),
         ("<start_of_turn>", "<end_of_turn>"), (EOS, "<end_of_turn>")),
-    "Phi-3: EOS behind the last turn": Kind(
+    "Phi-3: EOS after the last turn": Kind(
         "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
         phi3, ("<|user|>", "<|assistant|>", "<|system|>", "<|end|>"), (EOS, "<|end|>")),

@@ -53,7 +53,7 @@ def most_memory_of(*arguments):
 @pytest.mark.parametrize("command, write", [
     ("pack", lambda path: write_text(path / "d.txt", 12 << 20, "\n")),
     ("check", lambda path: write_text(path / "d.txt", 12 << 20, "\n")),
-    # Of no line, and of three bytes for each character.
+    # Without lines, and with three bytes for each character.
     ("pack", lambda path: write_rows_of(path / "d.jsonl", lambda rng: {"text": "".join(rng.choices("日本語の本、文。", k=2 << 20))}, 6 << 20)),
     ("pack", lambda path: write_rows_of(path / "d.jsonl", lambda rng: {"text": rng.choice(WORDS)}, 1 << 20)),
     ("pack", lambda path: write_rows_of(path / "d.jsonl", lambda rng: {"messages": [
@@ -64,7 +64,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path, command, write):
     data = write(tmp_path)
     out = [f"--out={tmp_path / 'o'}"] if command == "pack" else []
     code, most_bytes = most_memory_of(command, f"--model={model}", f"--data={data}", "--seq=4096", "--truncate", *out)
-    assert code == 0 and most_bytes < MOST_BYTES, most_bytes
+    print("MOST", most_bytes>>20); assert code == 0 and most_bytes < MOST_BYTES, most_bytes
 
 
 def test_parts_of_a_long_text_are_the_rows_of_the_whole(model, tmp_path, monkeypatch):

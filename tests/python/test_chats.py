@@ -91,8 +91,8 @@ def test_no_tools_are_no_tools(tmp_path, tools):
     ({"tools": "[{"}, "'tools' is a string, but not valid JSON"),
     ({"tools": ["add"]}, "'tools' must be a list of objects"),
     ({"tools": {"add": 1}}, "'tools' must be a list of objects"),
-    ({"messages": [{"role": "user"}]}, "may be without 'content', where it has 'tool_calls'"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "may be without 'content', where it has 'tool_calls'"),
+    ({"messages": [{"role": "user"}]}, "may be without 'content', if it has 'tool_calls'"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "may be without 'content', if it has 'tool_calls'"),
     ({"messages": [{"role": "assistant", "tool_calls": "[]"}]}, "'tool_calls' of message 1 must be a list of objects"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "\ud800"}}]}]}, "half of a surrogate pair"),
 ])

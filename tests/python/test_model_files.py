@@ -19,7 +19,7 @@ def change(path, **values):
 
 
 def add_token(folder, text):
-    """A token behind those of the tokenizer, which are as many as the model has rows; returns its number."""
+    """A token after those of the tokenizer, which are as many as the model has rows; returns its number."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     number = len(tokenizer["model"]["vocab"])
     tokenizer["added_tokens"].append({"id": number, "content": text, "special": True, "single_word": False,

@@ -1,6 +1,6 @@
 """Tokenizers of every kind that `tokenizers` can make: each normalizer, pre-tokenizer, decoder and post-processor.
 
-They are trained on the spot, know the special tokens of template_kinds.py, and put BOS first where they have a template.
+They are trained on the spot, know the special tokens of template_kinds.py, and put BOS first if they have a template.
 """
 
 import struct

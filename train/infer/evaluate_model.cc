@@ -32,14 +32,16 @@ absl::StatusOr<int64_t> RowTokens(const EvaluateModelOptions& options,
   return PackedRowTokens(options.data).value_or(std::min(kUsual, config.max_positions));
 }
 
-absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(const EvaluateModelOptions& options,
-                                                       int64_t seq) {
+absl::StatusOr<std::unique_ptr<PackedFile>> OpenPacked(
+    const EvaluateModelOptions& options, int64_t seq,
+    const std::function<void(const std::string&)>& on_note) {
   PackRequest request;
   request.data = options.data;
   request.model = options.infer.model;
   request.seq = seq;
   request.truncate = options.truncate;
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request)));
+  for (const std::string& note : packed.notes) on_note("data: " + note);
   return PackedFile::Open(packed.path);
 }
 
@@ -116,14 +118,16 @@ absl::StatusOr<EvaluationResult> EvaluateOnGpu(const InferOptions& infer,
 
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
-    const std::function<void(const std::string&, double)>& progress) {
+    const std::function<void(const std::string&, double)>& progress,
+    const std::function<void(const std::string&)>& on_note) {
   FOREBAY_ASSIGN_OR_RETURN(const DecoderConfig config, ReadDecoderConfig(options.infer.model));
   FOREBAY_ASSIGN_OR_RETURN(const int64_t seq, RowTokens(options, config));
   if (options.batch * seq > kMostTokensAtOnce) {
     return UsageError(fmt::format("--batch={} times rows of {} tokens is {} tokens; the most is {}",
                                   options.batch, seq, options.batch * seq, kMostTokensAtOnce));
   }
-  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data, OpenPacked(options, seq));
+  FOREBAY_ASSIGN_OR_RETURN(const std::unique_ptr<PackedFile> data,
+                           OpenPacked(options, seq, on_note));
   EvaluateOptions evaluate;
   evaluate.rows_per_micro_batch = options.batch;
   evaluate.progress = [&](double fraction) {

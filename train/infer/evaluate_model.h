@@ -15,7 +15,7 @@ namespace forebay {
 
 struct EvaluateModelOptions {
   InferOptions infer;
-  std::string data;  // .txt, .jsonl or packed file
+  std::string data;  // files and folders with weights, or one packed file
   // Tokens per row, at most the model's positions; nullopt: as data is packed already, else 1024
   // or the model's positions.
   std::optional<int64_t> seq;
@@ -23,11 +23,13 @@ struct EvaluateModelOptions {
   bool truncate = false;  // cut over-long prompts and chats instead of refusing them
 };
 
-// `progress(what, fraction)`: may be empty. BadInputError (model, data), UsageError (seq),
-// DoesNotFitError with the least --ram or --gpu_mem, EnvironmentError (no GPU, or it fails),
-// NumericalError where the loss is not finite.
+// `progress(what, fraction)`: may be empty. `on_note` is told what became of the data that whoever
+// gave it may not expect. BadInputError (model, data), UsageError (seq), DoesNotFitError with the
+// least --ram or --gpu_mem, EnvironmentError (no GPU, or it fails), NumericalError where the loss
+// is not finite.
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,
-    const std::function<void(const std::string&, double)>& progress);
+    const std::function<void(const std::string&, double)>& progress,
+    const std::function<void(const std::string&)>& on_note);
 
 }  // namespace forebay

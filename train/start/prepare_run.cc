@@ -19,7 +19,6 @@
 #include "forebay/train/files/swap_area.h"
 #include "forebay/train/files/written_record.h"
 #include "forebay/train/options/lr_schedule_table.h"
-#include "forebay/train/options/option_table.h"
 #include "forebay/train/options/traced_steps.h"
 #include "forebay/train/plan/disk_profile.h"
 #include "forebay/train/plan/stripe_weights.h"
@@ -49,9 +48,7 @@ absl::StatusOr<std::unique_ptr<PackedFile>> OpenData(const std::string& data,
   request.seq = options.seq;
   request.truncate = options.truncate;
   FOREBAY_ASSIGN_OR_RETURN(const PackResult packed, PackedInCache(std::move(request), stop));
-  if (packed.report.contains("notes")) {
-    for (const Json& note : packed.report["notes"]) observer.OnNote("data: " + ValueText(note));
-  }
+  for (const std::string& note : packed.notes) observer.OnNote("data: " + note);
   const std::string& path = packed.path;
   FOREBAY_ASSIGN_OR_RETURN(std::unique_ptr<PackedFile> file, PackedFile::Open(path));
   const PackedFileInfo& info = file->info();

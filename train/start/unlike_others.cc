@@ -18,11 +18,11 @@ namespace {
 // Defaults of TrainingArguments (transformers 5) that are others here.
 constexpr std::array<std::pair<const char*, const char*>, 4> kDefaultsOfTrainer = {
     {{"batch", "8"}, {"epochs", "3"}, {"lr", "5e-05"}, {"weight_decay", "0"}}};
-// Keys of GPT-2, whose rates are 0.1 where config.json does not say them.
+// Keys of GPT-2, whose rates are 0.1 if config.json does not say them.
 constexpr std::array kRatesOfGpt2 = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
 
 bool IsDropoutRate(const std::string& key) {
-  // Of a classifier, which is not trained here.
+  // Those of a classifier, which is not trained here.
   if (key.starts_with("classifier") || key.starts_with("summary")) return false;
   return key.find("dropout") != std::string::npos || key.find("pdrop") != std::string::npos ||
          key.find("layerdrop") != std::string::npos;

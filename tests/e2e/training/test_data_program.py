@@ -84,6 +84,13 @@ def test_a_run_on_several_sources_says_what_became_of_them_at_each_start(forebay
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("flags", [[], ["--format=json"]])
+def test_eval_says_what_became_of_the_data(forebay, model, tmp_path, flags):
+    (tmp_path / "a.jsonl").write_text('{"text": "and it came to pass", "id": 1}\n')
+    done = forebay.run("eval", *flags, model=model, data=tmp_path / "a.jsonl", seq=32, ram="1GiB")
+    assert done.stderr.count("data: columns that are not used: 'id'\n") == 1 and "data:" not in done.stdout
+
+
 def test_data_that_a_run_has_open_stays_in_the_cache(forebay, model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "d.txt").write_text("and it came to pass " * 200)
