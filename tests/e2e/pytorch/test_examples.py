@@ -15,7 +15,7 @@ import forebay
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
-CONFIGS = pathlib.Path(__file__).resolve().parent / "deepspeed_configs"
+CONFIGS = pathlib.Path(__file__).resolve().parent / "deepspeed_tests" / "deepspeed_configs"
 sys.path[:0] = [str(EXAMPLES), str(ROOT / "tests" / "train" / "sequences")]
 
 import peers  # noqa: E402

@@ -7,7 +7,7 @@ import pathlib
 from conftest import random_rows, write_rows
 from transformers import GPT2Config, GPT2LMHeadModel
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "pytorch" / "deepspeed_configs"
+CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "pytorch" / "deepspeed_tests" / "deepspeed_configs"
 
 
 def test_gpt2_of_124_million_parameters(forebay, tmp_path):

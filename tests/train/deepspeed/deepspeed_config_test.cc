@@ -56,8 +56,8 @@ TEST(DeepSpeedConfig, PublishedConfigurationsGiveWhatIsOnFile) {
   const std::filesystem::path file = source / "tests/train/deepspeed/published.json";
   Json found = Json::object();
   std::set<std::filesystem::path> texts;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(source / "tests/e2e/pytorch/deepspeed_configs")) {
+  for (const auto& entry : std::filesystem::directory_iterator(
+           source / "tests/e2e/pytorch/deepspeed_tests/deepspeed_configs")) {
     if (entry.path().filename() != "expected.json") texts.insert(entry.path());
   }
   ASSERT_EQ(texts.size(), 21u);
@@ -266,7 +266,8 @@ TEST_F(DeepSpeedFile, AllProblemsAreToldAtOnceWithThoseOfTheFlags) {
                     HasSubstr("--batch")));
 }
 
-// The words are those of forebay.deepspeed: tests/e2e/pytorch/test_deepspeed_program.py.
+// The words are those of forebay.deepspeed:
+// tests/e2e/pytorch/deepspeed_tests/test_deepspeed_program.py.
 TEST_F(DeepSpeedFile, WhatIsWrongIsNamed) {
   EXPECT_THAT(Refused(R"({"gradient_cliping": 1})"), HasSubstr("Is gradient_clipping meant?"));
   EXPECT_THAT(Refused(R"({"zero_optimization": {"stage": 1, "stages": 2}})"),

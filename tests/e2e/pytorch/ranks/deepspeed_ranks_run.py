@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import sys
 
 import torch
 
@@ -169,6 +170,7 @@ def wrong_batch():
 
 def trainer(stage, offload, folder):
     """transformers' own, with a DeepSpeed configuration: trains, evaluates, saves; and goes on in the middle."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "deepspeed_tests"))
     import test_deepspeed_trainer as one_process
 
     folder, num_ranks = pathlib.Path(folder), int(os.environ["WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""docs/deepspeed-keys.md, of the table python/forebay/deepspeed/keys.json. The test that compares them, tests/e2e/pytorch/
+"""docs/deepspeed-keys.md, of the table python/forebay/deepspeed/keys.json. The test that compares them,
 test_deepspeed_keys.py, writes it anew with FOREBAY_WRITE_EXPECTED=1."""
 
 INTRODUCTION = """# Keys of DeepSpeed's configurations
@@ -10,7 +10,7 @@ these tables is an error that names the nearest; all errors are told at once. `"
 train` have the say, or in a script the Trainer of transformers fills it in. Switches may be written as DeepSpeed reads
 them (`"True"`, `1`, `"yes"`), and numbers as texts.
 
-<!-- Written by tests/e2e/pytorch/test_deepspeed_keys.py with FOREBAY_WRITE_EXPECTED=1. -->
+<!-- Written by tests/e2e/pytorch/deepspeed_tests/test_deepspeed_keys.py with FOREBAY_WRITE_EXPECTED=1. -->
 """
 VALUES = {"flag": "true or false", "number": "a number from 0 on", "text": "a text", "names": "a list of texts",
           "betas": "two numbers from 0 to below 1", "object": "an object", "on": "true"}

@@ -10,7 +10,7 @@ import pytest
 import forebay
 from forebay.deepspeed._config import Config
 
-PROGRAM = pathlib.Path(os.environ.get("FOREBAY_BIN", pathlib.Path(__file__).resolve().parents[3] / "build" / "bin")
+PROGRAM = pathlib.Path(os.environ.get("FOREBAY_BIN", pathlib.Path(__file__).resolve().parents[4] / "build" / "bin")
                        ) / "forebay"
 GOOD = {"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 NVME = {"device": "nvme", "nvme_path": "/x"}

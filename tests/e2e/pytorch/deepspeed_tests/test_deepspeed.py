@@ -18,7 +18,7 @@ from forebay.deepspeed._config import Config, Fp16
 from forebay.deepspeed._scaler import LossScaler
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-SEQUENCES = FOLDER.parents[1] / "train" / "sequences"
+SEQUENCES = FOLDER.parents[2] / "train" / "sequences"
 sys.path.insert(0, str(SEQUENCES))
 import peers
 

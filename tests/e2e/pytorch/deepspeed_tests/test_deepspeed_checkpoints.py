@@ -13,7 +13,7 @@ import pytest
 import torch
 
 if __name__ == "__main__":  # the run that is killed
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "python"))
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "python"))
 
 import forebay
 import forebay.torch

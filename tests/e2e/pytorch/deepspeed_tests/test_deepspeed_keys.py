@@ -14,7 +14,7 @@ from forebay.deepspeed import _optimizers, _schedules
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._table import KEYS, TABLE
 
-SOURCE = pathlib.Path(__file__).resolve().parents[3]
+SOURCE = pathlib.Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(SOURCE / "tests" / "train" / "sequences"))
 import deepspeed_document
 import peers
