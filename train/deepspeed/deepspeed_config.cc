@@ -96,9 +96,10 @@ void Translation::Batches() {
   int64_t micro = WholeAt(values_, "train_micro_batch_size_per_gpu"),
           steps = WholeAt(values_, "gradient_accumulation_steps");
   if (batch > 0 && micro > 0 && steps == 0) steps = batch / (micro * num_ranks_);
-  const int64_t accumulated = std::max<int64_t>(1, steps);
-  if (batch > 0 && micro == 0) micro = batch / (accumulated * num_ranks_);
-  if (batch > 0 && micro * accumulated * num_ranks_ != batch) {
+  const int64_t accumulated = std::max<int64_t>(1, steps), parts = accumulated * num_ranks_;
+  if (batch > 0 && micro == 0) micro = batch / parts;
+  // Not the product, which may be too large.
+  if (batch > 0 && (batch % parts != 0 || batch / parts != micro)) {
     AddProblem(
         fmt::format("train_batch_size is {}, and train_micro_batch_size_per_gpu times "
                     "gradient_accumulation_steps is {} * {} (of {}). Make them fit.",

@@ -33,7 +33,7 @@ const Json& Keys() {
   return DeepSpeedTable().at("keys");
 }
 
-// That of the key at `path`, behind its aliases.
+// That of the key at `path`, which has no other names in it.
 const Json& NodeAt(const std::string& path) {
   const Json* keys = &Keys();
   const Json* node = keys;
@@ -43,12 +43,6 @@ const Json& NodeAt(const std::string& path) {
     if (node->is_object() && node->contains("keys")) keys = &node->at("keys");
   }
   return *node;
-}
-
-bool IsOff(const Json& value) {
-  if (value.is_object()) return value.empty() || value.value("enabled", Json()) == false;
-  if (value.is_number()) return value == 0 || value == 1;
-  return value == false || value == Json::array() || value == "";
 }
 
 bool IsUsed(const Json& node) {
@@ -61,6 +55,14 @@ absl::StatusOr<Json> FlagOf(const Json& value) {
   if (std::ranges::find(kTrue, text) != kTrue.end()) return Json(true);
   if (std::ranges::find(kFalse, text) != kFalse.end()) return Json(false);
   return UsageError("true or false");
+}
+
+bool IsOff(const Json& value) {
+  if (value.is_object())
+    return value.empty() || (value.contains("enabled") && IsOff(value.at("enabled")));
+  if (value == Json::array() || value == "") return true;
+  const absl::StatusOr<Json> flag = FlagOf(value);
+  return flag.ok() && *flag == false;
 }
 
 std::optional<double> NumberIn(const Json& value) {
@@ -192,12 +194,12 @@ void DeepSpeedValues::Visit(const Json& node, const Place& place, const Json& gi
     if (value != kAuto)
       notes.push_back(fmt::format("{} is ignored: {}", place.said, node.get<std::string>()));
   } else if (node.is_array()) {
-    if (!IsOff(value)) {
+    if (!IsOff(value) && std::find(node.begin() + 1, node.end(), value) == node.end()) {
       problems.push_back(
           fmt::format("{} is {}: {}.", place.said, value.dump(), node.at(0).get<std::string>()));
     }
   } else if (node.contains("alias")) {
-    const std::string of = node.at("alias");  // a path, or a key beside it
+    const std::string of = node.at("alias");  // a path, or a key of the same section
     const bool is_path = of.find('.') != std::string::npos;
     Visit(is_path ? NodeAt(of) : place.keys.at(of),
           {place.keys, place.section, is_path ? of : place.section + of, place.said}, value);

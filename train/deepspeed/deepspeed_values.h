@@ -14,7 +14,8 @@ namespace forebay {
 // Thread-compatible.
 class DeepSpeedValues {
  public:
-  // Reads `document` by the keys of one section. `section`: its path with a dot behind, or empty.
+  // Reads `document` by the keys of one section. `section`: its path with a dot at the end, or
+  // empty.
   void Take(const Json& document, const Json& keys, const std::string& section);
 
   // What the document says, or the default of `keys` (the table's); null: neither.

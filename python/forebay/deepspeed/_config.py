@@ -103,8 +103,7 @@ class Config(NamedTuple):
             bf16 and values.get("bf16.check_grad_overflow"), _data_types(values), stage,
             # Gradients are fp32. Less than 1 MiB is no bucket here.
             None if bucket is None else max(4 * bucket, 2**20), values.get("communication_data_type"), states, weights,
-            values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save") or
-            not values.is_said("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+            values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save"),
             values.get("zero_optimization.ignore_unused_parameters"), values.get("checkpoint.tag_validation").lower(),
             {name: values.under(name + ".", node_at(name)["keys"]) for name in _MONITORS
              if values.get(name + ".enabled")},

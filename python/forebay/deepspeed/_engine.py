@@ -65,7 +65,7 @@ class DeepSpeedEngine(Answers):
         self._adds_up = False
         self._timers = Timers(config.wall_clock_breakdown)
         self._monitors = Monitors(config.monitors if self.global_rank == 0 else {})
-        self._losses: list[torch.Tensor] = []  # of the step in progress, where a monitor is to have them
+        self._losses: list[torch.Tensor] = []  # of the step in progress, if there are monitors
         self._set_scaler_names(False)
         if self.optimizer is not None and config.steps_per_print:
             self._say_progress()
@@ -224,7 +224,7 @@ class DeepSpeedEngine(Answers):
                 with self._timers.phase("step"):
                     self._update(self._trained(), lr_kwargs or {})
         finally:
-            self.micro_steps += 1  # also of a step that is refused: the next one begins behind it
+            self.micro_steps += 1  # also after a step that is refused: the next one begins here
         self._timers.end_micro_step(is_step)
         if is_step:
             self._report()

@@ -30,17 +30,13 @@ def take(values: Values) -> dict[str, Any]:
     keys = TABLE["optimizers"][found]["keys"]
     values.take(params or {}, keys, _PARAMS, _PARAMS)
     settings = values.under(_PARAMS, keys)
-    # What is not said of these has the default of torch's class.
-    if settings.get("torch_adam") and _is_adam_w(name, settings) and not values.is_said(_PARAMS + _DECAY):
+    # An Adam is AdamW unless it says that it is not; an AdamW has no say.
+    adam_w = name.lower() != "adam" or settings.get("adam_w_mode", True)
+    # torch_adam is torch.optim.AdamW, with its default.
+    if settings.get("torch_adam") and adam_w and not values.is_said(_PARAMS + _DECAY):
         settings[_DECAY] = _DECAY_OF_TORCH
-    adam_w = _is_adam_w(name, settings)
     return {"kind": found if adam_w else "adam",
             **{key: value for key, value in settings.items() if not keys[key].get("mode")}}
-
-
-def _is_adam_w(name: str, settings: dict[str, Any]) -> bool:
-    """An Adam is AdamW unless it says that it is not; an AdamW has no say."""
-    return name.lower() != "adam" or settings.get("adam_w_mode", True)
 
 
 def _table_of(name: str) -> str | None:

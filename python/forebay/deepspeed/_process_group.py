@@ -14,13 +14,13 @@ import torch
 from forebay.errors import EnvironmentProblem
 from forebay.ranks import Ranks
 
-dist: Any = torch.distributed  # its types hide what is there only where it is built in
+dist: Any = torch.distributed  # its types hide what is there only if it is built in
 _ADDRESS_BYTES = 256
 _TIMEOUT = timedelta(minutes=10)
 
 
 def begin(ranks: Ranks, backend: str | None = None) -> None:
-    """Unless the script has done it. backend: None: nccl where there are GPUs, else gloo. It ends with the process.
+    """Begins it, unless the script has done so. backend: None: nccl if there are GPUs, else gloo. It ends with the process.
 
     EnvironmentProblem: the ranks do not reach each other.
     """
@@ -49,7 +49,7 @@ def _has_nccl() -> bool:
 
 
 def _store(ranks: Ranks) -> Any:
-    """That of rank 0, which tells the others where it listens."""
+    """The store of rank 0, which tells the others where it listens."""
     address = bytearray(_ADDRESS_BYTES)
     store = None
     if ranks.rank == 0:

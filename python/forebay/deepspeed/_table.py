@@ -1,10 +1,11 @@
 """What each key of a DeepSpeed configuration does here: the table keys.json, and documents read by it. `forebay train
 --ds_config` reads the same table.
 
-In the table a key is one of: a text: it is ignored for that reason; a list of one text: it may be there and off, and
-cannot be on for that reason; {"alias": path or name}: another name; {"keys": ...}: a section, of any keys where it has
-"*"; {"type": ...}: it is used. Other words of the last: "default"; "values": what other values stand for, by their
-JSON; "native" and "python": why the program, or this package, ignores it; "required".
+In the table a key is one of: a text: it is ignored for that reason; a list: it may be there and off, and cannot be on
+for the reason that comes first in the list (the rest are values that are off too); {"alias": path or name}: another name;
+{"keys": ...}: a section, which has any keys if "*" is one of them; {"type": ...}: it is used. Other words of the last:
+"default"; "values": what other values stand for, by their JSON; "native" and "python": why the program, or this package,
+ignores it; "required".
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class Values:
             if value != _AUTO:
                 self.notes.append(f"{said} is ignored: {node}")
         elif isinstance(node, list):
-            if not _is_off(value):
+            if not _is_off(value) and shown(value) not in map(shown, node[1:]):
                 self.problems.append(f"{said} is {shown(value)}: {node[0]}.")
         elif "alias" in node:
-            of = node["alias"]  # a path, or a key beside it
+            of = node["alias"]  # a path, or a key of the same section
             self._visit(node_at(of) if "." in of else keys[of], keys, section, of if "." in of else section + of, said,
                         value)
         elif "keys" in node:
@@ -89,7 +90,7 @@ class Values:
             self.notes.append(f"{said} is ignored: {node['python']}")
 
     def get(self, path: str) -> Any:
-        """Its default where it is not said; None: it has none."""
+        """What the document says, or the default; None: neither."""
         return self._used[path] if path in self._used else node_at(path).get("default")
 
     def is_said(self, path: str) -> bool:
@@ -103,7 +104,7 @@ class Values:
 
 
 def node_at(path: str) -> Any:
-    """That of a key, behind its aliases."""
+    """The one of the key at `path`, which has no other names in it."""
     keys, node = KEYS, None
     for name in path.split("."):
         node = keys[name]
@@ -112,14 +113,17 @@ def node_at(path: str) -> Any:
 
 
 def names_of(keys: dict[str, Any]) -> list[str]:
-    """Of those that are used."""
+    """The names of the keys that are used."""
     return [key for key, node in keys.items() if isinstance(node, dict) and "alias" not in node]
 
 
 def _is_off(value: Any) -> bool:
     if isinstance(value, dict):
-        return not value or value.get("enabled") is False
-    return value in (False, 0, 1, [], "") and value is not True
+        return not value or _is_off(value.get("enabled", True))
+    try:
+        return value in ([], "") or not _flag(value)
+    except _Wrong:
+        return False
 
 
 def _converted(node: dict[str, Any], value: Any) -> Any:
@@ -176,8 +180,6 @@ def _number(value: Any) -> float:
 
 def _whole(value: Any, least: int, most: int) -> int:
     number = _number_or_none(value)
-    if value == math.inf and least == 0:
-        return 0  # accelerate has infinity for never
     if number is None or number != int(number) or not least <= number <= most:
         raise _Wrong(f"a whole number from {least} to {most}")
     return int(number)
@@ -208,7 +210,8 @@ def _paths(keys: dict[str, Any], section: str) -> Iterable[str]:
 
 
 def nearest(name: str, candidates: list[str]) -> str:
-    """The candidate that `name` may be a misspelling of; empty: none. As base/format.h has it, but for capitals."""
+    """The candidate that `name` may be a misspelling of; empty: none. As base/format.h has it, except that
+    capitals count as small letters."""
     name = name.lower().replace("-", "_")
     best, best_distance = "", min(max(2, len(name) // 3), len(name) - 1) + 1
     for candidate in candidates:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from forebay.deepspeed import comm
 from forebay.deepspeed._config import Config
 from forebay.errors import UsageError
 
@@ -21,7 +22,7 @@ def configure(mpu_: Any, deepspeed_config: Any = None, partition_activations: bo
               checkpoint_in_cpu: bool | None = None, synchronize: bool | None = None,
               profile: bool | None = None) -> None:
     """As DeepSpeed has it. deepspeed_config: a configuration, whose section activation_checkpointing is used; the other
-    arguments go before it. Of all settings checkpoint_in_cpu (cpu_checkpointing) alone changes anything.
+    arguments go before it. checkpoint_in_cpu (cpu_checkpointing) is the only setting that changes anything.
 
     UsageError: contiguous_checkpointing without partition_activations or num_checkpoints, as in DeepSpeed.
     """
@@ -29,7 +30,7 @@ def configure(mpu_: Any, deepspeed_config: Any = None, partition_activations: bo
     section: dict[str, Any] = {}
     in_cpu = False
     if deepspeed_config is not None:
-        config = Config.read(deepspeed_config)
+        config = Config.read(deepspeed_config, comm.get_world_size())
         section, in_cpu = config.document.get("activation_checkpointing") or {}, config.cpu_checkpointing
 
     def setting(given: Any, key: str) -> Any:
@@ -60,7 +61,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*given[:num_args], **dict(zip(names, given[num_args:])))
 
     on_gpu = any(isinstance(each, torch.Tensor) and each.is_cuda for each in (*args, *kwargs.values()))
-    # The tensors that the reentrant kind saves are the arguments alone.
+    # The reentrant kind saves only tensors that are arguments.
     with torch.autograd.graph.save_on_cpu(pin_memory=True) if on_gpu else contextlib.nullcontext():
         return torch_checkpoint(call, *args, *kwargs.values(), use_reentrant=on_gpu)
 

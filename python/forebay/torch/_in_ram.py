@@ -65,8 +65,8 @@ class InRam:
         # With clipping no gradient can be applied before all are there.
         self._updates_in_backward = backward_update and clip == 0
         self._sum = 0.0  # of squares of gradients that were applied in backward
-        # Those that backward has taken from their parameters. They wait for step() until one has said that gradients
-        # are not scaled.
+        # The gradients that backward has taken from their parameters. They wait for step() until one has said that
+        # gradients are not scaled.
         self._taken: dict[torch.Tensor, torch.Tensor] = {}
         self._are_scaled: bool | None = None  # None: no step has said it yet
         self._shared: set[torch.Tensor] = set()  # parameters that all ranks have with the same weights
@@ -87,7 +87,7 @@ class InRam:
 
     def step(self, optimizer: Optimizer, loss_scale: float) -> None:
         if loss_scale != 1 and self._sum > 0:
-            raise UsageError(f"forebay: step_scaled({loss_scale:g}) behind steps without a scale: the gradients of "
+            raise UsageError(f"forebay: step_scaled({loss_scale:g}) after steps without a scale: the gradients of "
                              "this step were applied in backward, as unscaled as theirs. Scale from the first step on, "
                              "or leave backward_update out.")
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.numel() > 0]

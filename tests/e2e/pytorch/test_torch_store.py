@@ -108,7 +108,7 @@ def test_a_scale_behind_steps_without_one_is_refused_where_gradients_were_applie
     loss_of(model, 0).backward()
     optimizer.step()
     (loss_of(model, 1) * 8).backward()
-    with pytest.raises(forebay.UsageError, match="step_scaled.8. behind steps without a scale"):
+    with pytest.raises(forebay.UsageError, match="step_scaled.8. after steps without a scale"):
         optimizer.step_scaled(8.0)
 
 

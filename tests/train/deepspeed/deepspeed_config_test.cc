@@ -240,6 +240,16 @@ TEST_F(DeepSpeedFile, OtherNamesAndValuesAreThoseOfDeepSpeed) {
               HasSubstr("bf16.enabled and bfloat16.enabled are one setting"));
 }
 
+TEST_F(DeepSpeedFile, WhatIsRefusedMayBeOff) {
+  for (const char* off : {"false", "0", R"("no")", "null"}) {
+    Sections(fmt::format(R"({{"amp": {{"enabled": {0}}}, "elasticity": {{"enabled": {0}}},
+                              "sequence_parallel_size": 1}})",
+                         off));
+  }
+  EXPECT_THAT(Refused(R"({"amp": {"enabled": 1}})"), HasSubstr("amp.enabled is 1: Apex"));
+  EXPECT_THAT(Refused(R"({"sequence_parallel_size": 2})"), HasSubstr("is 2: all ranks"));
+}
+
 // An error, or a note: never fp32 without a word.
 TEST_F(DeepSpeedFile, Bf16ThatIsMisspelledIsNeverFp32WithoutAWord) {
   for (const char* text :

@@ -5,10 +5,10 @@ INTRODUCTION = """# Keys of DeepSpeed's configurations
 
 What becomes of each key of DeepSpeed 0.19 under `forebay train --ds_config` and in scripts on `forebay.deepspeed`
 ([pytorch.md](pytorch.md#scripts-that-are-written-for-deepspeed)). "Used" has DeepSpeed's meaning. A key that is ignored is
-told at the start, with the reason. One that is refused may be there and off (false, 0, null or empty). A key that is not in
-these tables is an error that names the nearest; all errors are told at once. `"auto"` says nothing: the flags of `forebay
-train` have the say, or in a script the Trainer of transformers fills it in. Switches may be written as DeepSpeed reads
-them (`"True"`, `1`, `"yes"`), and numbers as texts.
+told at the start, with the reason. One that is refused may be there and off (false, 0, null or empty; for sizes also 1). A
+key that is not in these tables is an error that names the nearest; all errors are told at once. `"auto"` says nothing: the
+flags of `forebay train` have the say, or in a script the Trainer of transformers fills it in. Switches may be written as
+DeepSpeed reads them (`"True"`, `1`, `"yes"`), and numbers as texts.
 
 <!-- Written by tests/e2e/pytorch/deepspeed_tests/test_deepspeed_keys.py with FOREBAY_WRITE_EXPECTED=1. -->
 """
@@ -29,7 +29,7 @@ def _values(node):
 
 
 def _becomes(node):
-    """Of a key: natively, and in scripts."""
+    """What a key does, natively and in scripts."""
     if isinstance(node, str):
         return f"ignored: {node}", "the same"
     if isinstance(node, list):

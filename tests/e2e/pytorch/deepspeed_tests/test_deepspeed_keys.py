@@ -139,7 +139,9 @@ def test_auto_says_nothing():
 def test_other_names_and_values_are_those_of_deepspeed():
     assert Config.read({"bfloat16": {"enabled": True}}).bf16
     assert Config.read({"zero_optimization": True}).stage == 1 and Config.read({"zero_optimization": False}).stage == 0
-    assert Config.read({"sparse_attention": {}, "elasticity": {"enabled": False}, "nebula": None}).stage == 0
+    for off in (False, 0, "no"):
+        assert Config.read({"sparse_attention": {}, "elasticity": {"enabled": off}, "nebula": None, "amp": {"enabled": off},
+                            "sequence_parallel_size": 1}).stage == 0
     fp16 = Config.read({"fp16": {"enabled": "true", "loss_scale": "dynamic", "hysteresis": "3"}}).fp16
     assert fp16.static_scale == 0 and fp16.hysteresis == 3
     for enabled in (1, "True", "yes", "on", "1", True):
@@ -177,7 +179,7 @@ def test_bf16_that_is_misspelled_is_an_error(given):
 
 
 def test_a_schedule_of_no_steps_is_wrong_where_it_is_made_alone():
-    """The Trainer of transformers fills in zeros where it evaluates."""
+    """The Trainer of transformers fills in zeros when it evaluates."""
     config = Config.read({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 0, "warmup_num_steps": 0}}})
     with pytest.raises(forebay.UsageError, match="warmup_num_steps is 0"):
         _schedules.make(config.scheduler, config.scheduler_params,

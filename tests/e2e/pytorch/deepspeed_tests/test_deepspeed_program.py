@@ -24,7 +24,7 @@ BAD = [
     {"train_micro_batch_size_per_gpu": 3}, {"gradient_accumulation_steps": 3}, {"gradient_clipping": -1},
     {"gradient_clipping": True}, {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
     {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}, {"msamp": {"enabled": True}},
-    {"amp": {"enabled": True}}, {"tensor_parallel": {"autotp_size": 2}}, {"sequence_parallel_size": 4},
+    {"amp": {"enabled": True}}, {"amp": {"enabled": 1}}, {"sequence_parallel_size": True}, {"tensor_parallel": {"autotp_size": 2}}, {"sequence_parallel_size": 4},
     {"optimizer": {"type": "Lamb"}}, {"optimizer": {"type": "Adam", "params": {"learning_rate": 1}}},
     {"optimizer": {"type": "AdamW", "params": {"bias_correction": False}}}, {"scheduler": {"type": "Linear"}},
 ]

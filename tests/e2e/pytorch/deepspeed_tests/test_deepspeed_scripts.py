@@ -1,4 +1,4 @@
-"""What scripts that are written for DeepSpeed use beside the engine: torch.distributed, what DeepSpeed prints of loss
+"""What scripts that are written for DeepSpeed use besides the engine: torch.distributed, what DeepSpeed prints of loss
 scales and memory, deepspeed.checkpointing, monitors, and types of tensors."""
 
 import csv
@@ -96,7 +96,7 @@ def test_the_engine_prints_them(tmp_path, capsys):
 def test_memory_is_printed_as_deepspeed_does(capsys, tmp_path):
     see_memory_usage("nothing")
     assert capsys.readouterr().out == ""
-    see_memory_usage("behind the model", force=True)
+    see_memory_usage("after the model", force=True)
     ours = capsys.readouterr().out
     one = types.SimpleNamespace(memory_allocated=lambda: 2**30, max_memory_allocated=lambda: 2**31,
                                 reset_peak_memory_stats=lambda: None)
@@ -105,7 +105,7 @@ def test_memory_is_printed_as_deepspeed_does(capsys, tmp_path):
                            torch_memory_reserved=lambda: 2**30, torch_max_memory_reserved=lambda: 2**30,
                            dist=types.SimpleNamespace(is_initialized=lambda: False),
                            psutil=types.SimpleNamespace(virtual_memory=lambda: host))
-    theirs("behind the model", force=True)
+    theirs("after the model", force=True)
 
     def without_numbers(text):
         return re.sub(r"\d+(\.\d+)?", "#", text)
@@ -172,7 +172,7 @@ def test_tensorboard_has_the_events_of_steps(tmp_path):
     assert {"Train/Samples/lr", "Train/Samples/train_loss"} <= set(found.Tags()["scalars"])
 
 
-def test_wandb_and_comet_get_the_events_where_they_are_installed(tmp_path, monkeypatch):
+def test_wandb_and_comet_get_the_events_if_they_are_installed(tmp_path, monkeypatch):
     said = []
     wandb = types.SimpleNamespace(init=lambda **given: said.append(given),
                                   log=lambda values, step: said.append((step, *values)))
@@ -217,16 +217,20 @@ class WithBuffers(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(4, 4)
-        self.register_buffer("frequencies", torch.ones(3))
+        self.register_buffer("frequencies", torch.full((3,), 1 / 3))
         self.register_buffer("bias_of_routes", torch.ones(3, dtype=torch.bfloat16))
         self.register_buffer("count", torch.ones(3, dtype=torch.int64))
 
 
 def types_of_buffers(**data_types):
+    return [str(buffer.dtype).removeprefix("torch.") for buffer in trained_in_bf16(data_types).buffers()]
+
+
+def trained_in_bf16(data_types):
     model = WithBuffers()
     deepspeed.initialize(model=model, config={"train_batch_size": 1, "bf16": {"enabled": True}, "data_types": data_types,
                                               "optimizer": {"type": "SGD"}})
-    return [str(buffer.dtype).removeprefix("torch.") for buffer in model.buffers()]
+    return model
 
 
 def test_types_of_buffers():
@@ -237,6 +241,11 @@ def test_types_of_buffers():
     assert Config.read({"bf16": {"enabled": True}, "data_types": {"param_dtype": "bfloat16"}}).bf16
     with pytest.raises(forebay.UsageError, match='data_types.param_dtype is "bf16", and .* say fp32'):
         Config.read({"data_types": {"param_dtype": "bf16"}})
+
+
+def test_a_buffer_that_is_kept_in_fp32_keeps_its_bits():
+    model = trained_in_bf16({"buffer_dtype": "bf16", "keep_in_fp32_modules": ["freq*"]})
+    assert torch.equal(model.frequencies, torch.full((3,), 1 / 3))
 
 
 def test_a_16_bit_model_without_a_precision_is_told_to_be_fp32(capsys):

@@ -1,5 +1,5 @@
 """The programs that were published with DeepSpeed's configurations of deepspeed_configs/, small, with data made here. Their
-.cuda() is the identity, as on a machine without a GPU; they are changed in what they import alone."""
+.cuda() is the identity, as on a machine without a GPU; only their imports are changed."""
 
 import ast
 import json

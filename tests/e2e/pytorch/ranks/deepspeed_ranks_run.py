@@ -61,6 +61,8 @@ def initialize(zero, **more):
 def sum_by_torch():
     """The rank of torch.distributed, and a sum over its ranks."""
     initialize({"stage": 1})
+    # The sizes of a configuration are those of all ranks.
+    deepspeed.checkpointing.configure(None, config_of({}, 2, gradient_accumulation_steps=ACCUMULATION))
     value = torch.tensor([float(deepspeed.comm.get_rank() + 1)])
     torch.distributed.all_reduce(value)
     return torch.distributed.get_rank(), value.item(), torch.distributed.get_backend()
