@@ -60,7 +60,7 @@ absl::StatusOr<Json> FlagOf(const Json& value) {
 bool IsOff(const Json& value) {
   if (value.is_object())
     return value.empty() || (value.contains("enabled") && IsOff(value.at("enabled")));
-  if (value == Json::array() || value == "") return true;
+  if (value.is_null() || value == Json::array() || value == "") return true;
   const absl::StatusOr<Json> flag = FlagOf(value);
   return flag.ok() && *flag == false;
 }

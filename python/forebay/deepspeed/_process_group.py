@@ -20,7 +20,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def begin(ranks: Ranks, backend: str | None = None) -> None:
-    """Begins it, unless the script has done so. backend: None: nccl if there are GPUs, else gloo. It ends with the process.
+    """Begins it, unless the script has; it ends with the process. backend: None: nccl if there are GPUs, else gloo.
 
     EnvironmentProblem: the ranks do not reach each other.
     """

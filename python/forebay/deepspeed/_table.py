@@ -2,10 +2,10 @@
 --ds_config` reads the same table.
 
 In the table a key is one of: a text: it is ignored for that reason; a list: it may be there and off, and cannot be on
-for the reason that comes first in the list (the rest are values that are off too); {"alias": path or name}: another name;
-{"keys": ...}: a section, which has any keys if "*" is one of them; {"type": ...}: it is used. Other words of the last:
-"default"; "values": what other values stand for, by their JSON; "native" and "python": why the program, or this package,
-ignores it; "required".
+for the reason that comes first in the list (the rest are values that are off too); {"alias": path or name}: another
+name; {"keys": ...}: a section, which has any keys if "*" is one of them; {"type": ...}: it is used. Other words of the
+last: "default"; "values": what other values stand for, by their JSON; "native" and "python": why the program, or this
+package, ignores it; "required".
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _is_off(value: Any) -> bool:
     if isinstance(value, dict):
         return not value or _is_off(value.get("enabled", True))
     try:
-        return value in ([], "") or not _flag(value)
+        return value in (None, [], "") or not _flag(value)
     except _Wrong:
         return False
 

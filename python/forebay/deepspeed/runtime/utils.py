@@ -13,8 +13,8 @@ _GB = 2**30
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Prints the message and, as DeepSpeed does, how much memory is in use on the GPU (without one: by this process) and on
-    the host. Prints only with `force`, and only on the first rank."""
+    """Prints the message and, as DeepSpeed does, how much memory is in use on the GPU (without one: by this process)
+    and on the host. Prints only with `force`, and only on the first rank."""
     if not force or comm.get_rank() != 0:
         return
     gc.collect()

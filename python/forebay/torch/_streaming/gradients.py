@@ -137,7 +137,7 @@ class StreamedStep(InStore):
     def _note_use(self, optimizer: Optimizer, unit: int) -> None:
         """A pass with a graph uses the weights of a unit."""
         assert self._arrivals is not None
-        # Reentrant checkpointing may compute all gradients in passes inside of this one, which gets none itself, and has
+        # Reentrant checkpointing may compute all gradients in passes inside this one, which gets none itself, and has
         # to end.
         if self._arrivals.use(unit) and not optimizer.accumulates:
             self._begin_backward(optimizer, self._arrivals)

@@ -139,7 +139,7 @@ def test_auto_says_nothing():
 def test_other_names_and_values_are_those_of_deepspeed():
     assert Config.read({"bfloat16": {"enabled": True}}).bf16
     assert Config.read({"zero_optimization": True}).stage == 1 and Config.read({"zero_optimization": False}).stage == 0
-    for off in (False, 0, "no"):
+    for off in (False, 0, "no", None):
         assert Config.read({"sparse_attention": {}, "elasticity": {"enabled": off}, "nebula": None, "amp": {"enabled": off},
                             "sequence_parallel_size": 1}).stage == 0
     fp16 = Config.read({"fp16": {"enabled": "true", "loss_scale": "dynamic", "hysteresis": "3"}}).fp16
