@@ -136,7 +136,7 @@ class Contender {
   double SecondsOfStep() {
     ++step_;
     for (int layer = kNumLayers - 1; layer >= 0; --layer) {
-      Require(optimizer_->Hand(layer, gradient_, pool_));
+      Require(optimizer_->Hand(Fp32Gradient(layer, gradient_), pool_));
     }
     Require(optimizer_->FinishBackward().status());
     const bool on_disk = tier_ == Tier::kNvme;

@@ -379,17 +379,19 @@ void DecoderCompute::Drop(int layer) {
   kept_in_slot_[layer] = -1;
 }
 
-absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::MakePart(int layer,
-                                                                      const HeldWeights& weights,
-                                                                      int64_t first_elem) {
-  const bool is_embedding = layer == EmbedLayer();
-  if (!vocabulary_in_parts() || (!is_embedding && layer != HeadLayer(config_))) return std::nullopt;
-  const TraceScope trace("gradient in parts", {.layer = layer});
+absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::GradientFrom(
+    int layer, const HeldWeights& weights, int64_t first_elem) {
   const LayerSpec& spec = decoder_->inventory().layers()[layer];
+  if (first_elem == spec.num_elems) return std::nullopt;
+  const bool is_embedding = layer == EmbedLayer();
+  if (!vocabulary_in_parts() || (!is_embedding && layer != HeadLayer(config_))) {
+    return Fp32Gradient(layer, Gradient(layer));
+  }
+  const TraceScope trace("gradient in parts", {.layer = layer});
   const std::optional<VocabularyPart> part = VocabularyPartAt(config_, spec, first_elem);
-  if (!part.has_value()) return std::nullopt;
+  if (!part.has_value()) return Fp32Gradient(layer, Gradient(layer));
   if (part->IsOfSmallTensors()) {
-    return LayerGradient{.elems = small_gradient_.As<float>(), .first_elem = first_elem};
+    return Fp32Gradient(layer, small_gradient_.As<float>(), first_elem);
   }
   const int64_t first_row = part->first_row;
   const std::span<float> gradient =
@@ -411,11 +413,7 @@ absl::StatusOr<std::optional<LayerGradient>> DecoderCompute::MakePart(int layer,
   for (size_t batch = 0; is_embedding && batch < batches_.size(); ++batch) {
     decoder_->BackwardEmbedRows(batches_[batch], ActivationGradient(batch), first_row, rows);
   }
-  return LayerGradient{.elems = gradient, .first_elem = first_elem};
-}
-
-LayerGradient DecoderCompute::GradientOf(int layer) {
-  return {.elems = Gradient(layer)};
+  return Fp32Gradient(layer, gradient, first_elem);
 }
 
 }  // namespace forebay

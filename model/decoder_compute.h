@@ -96,9 +96,8 @@ class DecoderCompute : public LayerCompute {
   void Save(int layer) override;
   void Keep(int layer) override;
   void Drop(int layer) override;
-  LayerGradient GradientOf(int layer) override;
-  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
-                                                        int64_t first_elem) override;
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& weights,
+                                                            int64_t first_elem) override;
   Event* WeightsAreUsed(int /*layer*/) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t batch) override { return loss_sums_[batch]; }
 

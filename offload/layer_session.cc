@@ -393,8 +393,6 @@ void LayerSession::ForgetHanded() {
   open_layers_->Clear();
   std::ranges::fill(is_handed_, 0);
   num_handed_ = 0;
-  part_layer_ = -1;
-  next_part_elem_ = 0;
 }
 
 absl::Status LayerSession::UpdatesOfTheStepBefore() {

@@ -181,14 +181,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // due. The first gradient that is handed over does so too. UsageError while a lease is out, if a
   // layer was not read since its update.
   absl::Status UpdatesOfTheStepBefore();
-  // The finished gradient of a layer, as OffloadedOptimizer::Hand takes it. Where the plan
-  // speculates or delays, in the order of its schedule.
-  // `without_gradient`: its tensors that got none, which are left alone.
-  absl::Status Hand(int layer, const LayerGradient& gradient,
-                    std::span<const int> without_gradient = {});
-  // The same of a part of one, as OffloadedOptimizer::HandPart takes it; the last completes it.
-  // UsageError where another part is expected, and of several ranks.
-  absl::Status HandPart(int layer, const LayerGradient& part);
+  // The finished gradient of a layer, or a part of it, as OffloadedOptimizer::Hand takes it. If the
+  // plan speculates or delays, in the order of its schedule. Several ranks hand over whole layers.
+  absl::Status Hand(const LayerGradient& gradient);
   // Adds to the gradient of a tensor (by its index in the inventory): `elems` are all its elements,
   // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
   // of a layer may come in any order.
@@ -295,9 +290,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status CheckHand(int layer) const;
   // UsageError while parts of a layer's gradient are missing; `call`: for the message.
   absl::Status CheckNoPartIsMissing(std::string_view call) const;
-  absl::Status CheckPart(int layer, const LayerGradient& part) const;
-  absl::Status HandOver(int layer, const LayerGradient& gradient,
-                        std::span<const int> without_gradient);
+  absl::Status CheckHandToRanks(const LayerGradient& gradient) const;
+  absl::Status HandOver(const LayerGradient& gradient);
   // Hands on what is under way of the sum over ranks, if there is one.
   absl::Status HandSum();
   absl::Status HandPieceOfSum();
@@ -343,8 +337,6 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   std::vector<ParameterGroup> groups_;  // that the last BeginStep with some gave
   std::vector<uint8_t> is_handed_;      // by layer
   size_t num_handed_ = 0;
-  int part_layer_ = -1;         // whose parts are being handed over; -1: none
-  int64_t next_part_elem_ = 0;  // of it
   StepGradients gradients_;
   // Steps that are clipped come in rows: after one nothing is applied until the norm is known. Only
   // speed depends on it.

@@ -6,7 +6,6 @@
 #include "forebay/base/errors.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/open_layers.h"
-#include "forebay/optimizer/kernels/gradient_norm.h"
 
 namespace forebay {
 
@@ -19,84 +18,56 @@ absl::Status LayerSession::CheckHand(int layer) const {
                   store_->inventory().layers()[layer].name));
 }
 
-absl::Status LayerSession::Hand(int layer, const LayerGradient& gradient,
-                                std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(CheckHand(layer));
-  FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("the gradient of a layer"));
-  return HandOver(layer, gradient, without_gradient);
+absl::Status LayerSession::Hand(const LayerGradient& gradient) {
+  FOREBAY_RETURN_IF_ERROR(CheckHand(gradient.layer));
+  return HandOver(gradient);
 }
 
 absl::Status LayerSession::CheckNoPartIsMissing(std::string_view call) const {
-  if (part_layer_ < 0) return absl::OkStatus();
+  const NextGradient next = optimizer_->next_gradient();
+  // Pieces of a sum over ranks are parts for the optimizer, and none of the caller's.
+  if (next.layer < 0 || sum_ != nullptr) return absl::OkStatus();
   return UsageError(
       fmt::format("{} comes between parts of the gradient of '{}', from element {} on. Hand those "
                   "over first",
-                  call, store_->inventory().layers()[part_layer_].name, next_part_elem_));
+                  call, store_->inventory().layers()[next.layer].name, next.first_elem));
 }
 
-absl::Status LayerSession::CheckPart(int layer, const LayerGradient& part) const {
-  if (sum_ != nullptr) {
-    return UsageError("a session of several ranks takes the gradients of whole layers");
+absl::Status LayerSession::CheckHandToRanks(const LayerGradient& gradient) const {
+  const int64_t num_elems = layers_of_caller().layers()[gradient.layer].num_elems;
+  if (gradient.first_elem != 0 || gradient.num_elems() != num_elems ||
+      gradient.dtype != DType::kF32) {
+    return UsageError(fmt::format(
+        "the gradient of '{}' has the elements {} to {}, of {}, and a session of several ranks "
+        "takes whole layers in fp32: {} elements",
+        store_->inventory().layers()[gradient.layer].name, gradient.first_elem, gradient.end_elem(),
+        forebay::NameOf(gradient.dtype), num_elems));
   }
-  FOREBAY_RETURN_IF_ERROR(CheckHand(layer));
-  const int64_t num_elems = std::ssize(part.elems);
-  const LayerSpec& spec = store_->inventory().layers()[layer];
-  const int next_layer = part_layer_ >= 0 ? part_layer_ : layer;
-  if (layer != next_layer || part.first_elem != next_part_elem_) {
+  if (!gradient.missing.empty() && options_.num_open_layers == 0) {
     return UsageError(
-        fmt::format("a part of the gradient of '{}' from element {} on came, and the next is of "
-                    "'{}', from element {} on",
-                    spec.name, part.first_elem, store_->inventory().layers()[next_layer].name,
-                    next_part_elem_));
+        "a session of several ranks that takes whole layers has a gradient of every tensor: hand "
+        "over zeros");
   }
-  if (num_elems == 0 || num_elems % kNormBlockElems != 0 ||
-      num_elems > spec.num_elems - part.first_elem) {
+  if (gradient.device != DeviceKind::kHost && options_.device == nullptr) {
     return UsageError(
-        fmt::format("a part of the gradient of '{}' has {} elements: a multiple of {} is wanted, "
-                    "at most the {} that are left",
-                    spec.name, num_elems, kNormBlockElems, spec.num_elems - part.first_elem));
+        "the gradient of a layer is handed over on a device, and the session was made without "
+        "one. Make it with the device, or copy the gradient to memory first");
   }
   return absl::OkStatus();
 }
 
-absl::Status LayerSession::HandPart(int layer, const LayerGradient& part) {
-  FOREBAY_RETURN_IF_ERROR(CheckPart(layer, part));
+absl::Status LayerSession::HandOver(const LayerGradient& gradient) {
   FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
-  FOREBAY_RETURN_IF_ERROR(optimizer_->HandPart(layer, part, *pool_));
-  const int64_t end_elem = part.first_elem + std::ssize(part.elems);
-  const bool is_last = end_elem == store_->inventory().layers()[layer].num_elems;
-  part_layer_ = is_last ? -1 : layer;
-  next_part_elem_ = is_last ? 0 : end_elem;
-  if (is_last) MarkHanded(layer);
-  return absl::OkStatus();
-}
-
-absl::Status LayerSession::HandOver(int layer, const LayerGradient& gradient,
-                                    std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
+  const int layer = gradient.layer;
   if (sum_ == nullptr) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradient, *pool_, without_gradient));
-  } else {
-    const int64_t num_elems = layers_of_caller().layers()[layer].num_elems;
-    if (std::ssize(gradient.elems) != num_elems) {
-      return UsageError(fmt::format("the gradient of '{}' has {} elements, and the layer {}",
-                                    store_->inventory().layers()[layer].name, gradient.elems.size(),
-                                    num_elems));
-    }
-    if (!without_gradient.empty() && options_.num_open_layers == 0) {
-      return UsageError(
-          "a session of several ranks that takes whole layers has a gradient of every tensor: hand "
-          "over zeros");
-    }
-    if (gradient.device != DeviceKind::kHost && options_.device == nullptr) {
-      return UsageError(
-          "the gradient of a layer is handed over on a device, and the session was made without "
-          "one. Make it with the device, or copy the gradient to memory first");
-    }
-    FOREBAY_RETURN_IF_ERROR(HandSum());
-    FOREBAY_RETURN_IF_ERROR(sum_->Start(layer, gradient, without_gradient));
-    while (sum_->NeedsGradient()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
+    FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(gradient, *pool_));
+    if (optimizer_->next_gradient().layer < 0) MarkHanded(layer);
+    return absl::OkStatus();
   }
+  FOREBAY_RETURN_IF_ERROR(CheckHandToRanks(gradient));
+  FOREBAY_RETURN_IF_ERROR(HandSum());
+  FOREBAY_RETURN_IF_ERROR(sum_->Start(gradient));
+  while (sum_->NeedsGradient()) FOREBAY_RETURN_IF_ERROR(HandPieceOfSum());
   MarkHanded(layer);
   return absl::OkStatus();
 }
@@ -113,15 +84,14 @@ absl::Status LayerSession::HandSum() {
 
 absl::Status LayerSession::HandPieceOfSum() {
   const Stopwatch watch;
-  const absl::StatusOr<GradientSum::Piece> piece = [&] {
+  const absl::StatusOr<LayerGradient> piece = [&] {
     const TraceScope trace(Activity::kRanks);
     return sum_->Await();
   }();
   own_waits_[Activity::kRanks] += watch.Seconds();
   FOREBAY_RETURN_IF_ERROR(piece.status());
-  if (piece->elems.empty() && piece->first_elem > 0) return absl::OkStatus();
-  return optimizer_->HandPart(piece->layer, {piece->first_elem, piece->elems}, *pool_,
-                              piece->without_gradient);
+  if (piece->bytes.empty() && piece->first_elem > 0) return absl::OkStatus();
+  return optimizer_->Hand(*piece, *pool_);
 }
 
 // ---- Tensor by tensor --------------------------------------------------------------------------
@@ -148,17 +118,9 @@ absl::Status LayerSession::AddGradient(int tensor, DType dtype, std::span<const 
 absl::Status LayerSession::HandOpen(int layer) {
   FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("closing a layer"));
   FOREBAY_RETURN_IF_ERROR(CheckOrder(layer));
-  FOREBAY_ASSIGN_OR_RETURN(const OpenLayers::Sum sum,
+  FOREBAY_ASSIGN_OR_RETURN(const LayerGradient sum,
                            open_layers_->SumOf(layer, /*in_fp32=*/sum_ != nullptr));
-  if (sum.as_handed.empty()) {
-    FOREBAY_RETURN_IF_ERROR(
-        HandOver(layer, LayerGradient{.elems = sum.elems}, sum.without_gradient));
-  } else {
-    FOREBAY_RETURN_IF_ERROR(UpdatesOfTheStepBefore());
-    FOREBAY_RETURN_IF_ERROR(
-        optimizer_->Hand(layer, RoundedGradient{sum.as_handed}, *pool_, sum.without_gradient));
-    MarkHanded(layer);
-  }
+  FOREBAY_RETURN_IF_ERROR(HandOver(sum));
   open_layers_->Close(layer);
   return absl::OkStatus();
 }

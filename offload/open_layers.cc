@@ -60,7 +60,7 @@ OpenLayers::OpenLayers(const Inventory* inventory, DType handed_dtype,
     paddings_.push_back(PaddingOf(*inventory, layer));
     most_tensors = std::max(most_tensors, inventory->layers()[layer].num_tensors);
   }
-  without_gradient_.reserve(static_cast<size_t>(most_tensors));
+  missing_.reserve(static_cast<size_t>(most_tensors));
 }
 
 absl::StatusOr<std::unique_ptr<OpenLayers>> OpenLayers::Create(const Inventory* inventory,
@@ -213,25 +213,25 @@ absl::Status OpenLayers::Add(int tensor, DType dtype, std::span<const std::byte>
   return absl::OkStatus();
 }
 
-absl::StatusOr<OpenLayers::Sum> OpenLayers::SumOf(int layer, bool in_fp32) {
+absl::StatusOr<LayerGradient> OpenLayers::SumOf(int layer, bool in_fp32) {
   FOREBAY_ASSIGN_OR_RETURN(const int place, PlaceOf(layer));
   const LayerSpec& spec = inventory_->layers()[layer];
   for (const Padding& padding : paddings_[layer]) {
     FillWithZeros(place, layer, padding.first_elem, padding.end_elem);
   }
-  without_gradient_.clear();
+  missing_.clear();
   for (int i = spec.first_tensor; i < spec.first_tensor + spec.num_tensors; ++i) {
     if (has_gradient_[i]) continue;
     const TensorSpec& tensor = inventory_->tensors()[i];
     FillWithZeros(place, layer, tensor.offset_elems, tensor.offset_elems + tensor.num_elems);
-    without_gradient_.push_back(i);
+    missing_.push_back(i);
   }
   if (in_fp32 && std::exchange(is_as_handed_[layer], 0) != 0) Widen(place, layer);
-  if (is_as_handed_[layer]) {
-    return Sum{
-        .elems = {}, .as_handed = AsHandedIn(place, layer), .without_gradient = without_gradient_};
-  }
-  return Sum{.elems = SumsIn(place, layer), .as_handed = {}, .without_gradient = without_gradient_};
+  if (is_as_handed_[layer] == 0) return Fp32Gradient(layer, SumsIn(place, layer), 0, missing_);
+  return LayerGradient{.layer = layer,
+                       .bytes = AsHandedIn(place, layer),
+                       .dtype = handed_dtype_,
+                       .missing = missing_};
 }
 
 void OpenLayers::Close(int layer) {

@@ -18,6 +18,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
 #include "forebay/optimizer/parameter_groups.h"
+#include "forebay/step/layer_gradient.h"
 
 namespace forebay {
 
@@ -42,15 +43,10 @@ class OpenLayers {
   // Adds all elements of a tensor (by its index). The errors of OpenFor, with nothing changed.
   absl::Status Add(int tensor, DType dtype, std::span<const std::byte> elems, ThreadPool& pool);
 
-  struct Sum {
-    // The layer's flat vector: one of the two.
-    std::span<const float> elems;
-    std::span<const std::byte> as_handed;   // of `handed_dtype`
-    std::span<const int> without_gradient;  // its tensors that nothing was added to, which are zero
-  };
-  // The sum of a layer, which is opened where it is not (UsageError: no room). Valid until Close,
-  // or the next call for another layer. `in_fp32`: as elems, whatever was added.
-  absl::StatusOr<Sum> SumOf(int layer, bool in_fp32 = false);
+  // The sum of a layer, in fp32 or `handed_dtype`; it is opened if it is not (UsageError: no room).
+  // Tensors that nothing was added to are missing, and zero. Valid until Close, or the next call
+  // for another layer. `in_fp32`: whatever was added.
+  absl::StatusOr<LayerGradient> SumOf(int layer, bool in_fp32 = false);
   void Close(int layer);
   bool IsOpen(int layer) const { return place_of_layer_[layer] >= 0; }
   void Clear();
@@ -74,7 +70,7 @@ class OpenLayers {
   std::vector<uint8_t> is_as_handed_;           // by layer that is open: has no fp32 sums yet
   std::vector<uint8_t> has_gradient_;           // by tensor
   std::vector<std::vector<Padding>> paddings_;  // by layer
-  std::vector<int> without_gradient_;           // of the last SumOf
+  std::vector<int> missing_;                    // of the last SumOf
 };
 
 }  // namespace forebay

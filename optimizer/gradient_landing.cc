@@ -47,22 +47,23 @@ absl::StatusOr<std::unique_ptr<GradientLanding>> GradientLanding::Create(
   return landing;
 }
 
-absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& gradient,
-                                               int64_t first_elem) {
-  const int64_t num_elems = std::min(std::ssize(gradient.elems) - first_elem, part_elems_);
+absl::StatusOr<int64_t> GradientLanding::Start(const LayerGradient& gradient, int64_t first_elem) {
+  const int64_t num_elems = std::min(gradient.num_elems() - first_elem, part_elems_);
   FOREBAY_CHECK(num_elems > 0 && num_elems % kNormBlockElems == 0);
   FOREBAY_CHECK(num_started_ - num_landed_ < std::ssize(places_));
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
-  const StreamScope scope(*stream_, "gradient", {.layer = layer}, num_elems * SizeOf(dtype_));
+  const StreamScope scope(*stream_, "gradient", {.layer = gradient.layer},
+                          num_elems * SizeOf(dtype_));
   std::byte* const rounded = on_device_.address();
   auto* const squares = reinterpret_cast<double*>(rounded + SquaresOffset());
   FOREBAY_RETURN_IF_ERROR(stream_->Launch([&](void* native_stream) {
-    return RoundGradientCuda(gradient.elems.data() + first_elem, num_elems, dtype_, rounded,
+    return RoundGradientCuda(gradient.floats().data() + first_elem, num_elems, dtype_, rounded,
                              squares, native_stream);
   }));
   // Behind each part: an error may keep the others from coming.
   if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient.taken));
   Place& place = PlaceOf(num_started_);
+  place.layer = gradient.layer;
   place.first_elem = gradient.first_elem + first_elem;
   place.num_elems = num_elems;
   const std::span<std::byte> to = place.memory.bytes();
@@ -74,17 +75,19 @@ absl::StatusOr<int64_t> GradientLanding::Start(int layer, const LayerGradient& g
   return first_elem + num_elems;
 }
 
-absl::StatusOr<RoundedGradient> GradientLanding::Land() {
+absl::StatusOr<LayerGradient> GradientLanding::Land() {
   FOREBAY_CHECK(AnyIsOnItsWay());
   Place& place = PlaceOf(num_landed_);
   FOREBAY_RETURN_IF_ERROR(place.has_landed->Await());
   ++num_landed_;
   const std::span<std::byte> bytes = place.memory.bytes();
-  return RoundedGradient{
-      .elems = bytes.first(place.num_elems * SizeOf(dtype_)),
+  return LayerGradient{
+      .layer = place.layer,
+      .bytes = bytes.first(place.num_elems * SizeOf(dtype_)),
+      .dtype = dtype_,
+      .first_elem = place.first_elem,
       .block_squares = {reinterpret_cast<const double*>(bytes.data() + SquaresOffset()),
-                        static_cast<size_t>(place.num_elems / kNormBlockElems)},
-      .first_elem = place.first_elem};
+                        static_cast<size_t>(place.num_elems / kNormBlockElems)}};
 }
 
 }  // namespace forebay

@@ -15,8 +15,7 @@
 #include "forebay/memory/device_allocation.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/optimizer/held_gradients.h"
-#include "forebay/step/layer_compute.h"
+#include "forebay/step/layer_gradient.h"
 
 namespace forebay {
 
@@ -37,14 +36,14 @@ class GradientLanding {
   static int64_t DeviceBytes(DType dtype, int64_t part_elems);
   static int64_t ChargedBytes(DType dtype, int64_t part_elems);
 
-  // Begins to bring the elements of the gradient of `layer` from `first_elem` on, as many as a part
-  // has or the rest. Its memory is borrowed until gradient.taken is reached, which is recorded
+  // Begins to bring the elements of the gradient (fp32), from its `first_elem`-th on, as many as a
+  // part has or the rest. Its memory is borrowed until gradient.taken is reached, which is recorded
   // behind each part. At most two are on their way at one time. Returns where the next begins.
   // EnvironmentError.
-  absl::StatusOr<int64_t> Start(int layer, const LayerGradient& gradient, int64_t first_elem = 0);
+  absl::StatusOr<int64_t> Start(const LayerGradient& gradient, int64_t first_elem = 0);
   // Waits for the one that was started first. In RAM until the second Start from here.
-  // EnvironmentError when the device failed. Requires: one is on its way.
-  absl::StatusOr<RoundedGradient> Land();
+  // Has no missing tensors. EnvironmentError when the device failed. Requires: one is on its way.
+  absl::StatusOr<LayerGradient> Land();
   bool AnyIsOnItsWay() const { return num_landed_ < num_started_; }
   // Forgets what is on its way.
   void Drop() { num_landed_ = num_started_; }
@@ -54,6 +53,7 @@ class GradientLanding {
   struct Place {
     HostBuffer memory;
     std::unique_ptr<Event> has_landed;
+    int layer = -1;
     int64_t first_elem = 0;
     int64_t num_elems = 0;
   };

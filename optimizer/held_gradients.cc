@@ -161,27 +161,44 @@ void HeldGradients::SetHalf(int half) {
   half_ = half;
 }
 
-absl::Status HeldGradients::CheckHand(int layer, size_t num_elems, int on_its_way) const {
+absl::Status HeldGradients::CheckHand(const LayerGradient& gradient, NextGradient next,
+                                      int on_its_way) const {
   const TileMap& tiles = store_->tiles();
+  const int layer = gradient.layer;
   if (layer < 0 || layer >= tiles.num_streamed_layers()) {
     return UsageError(
         fmt::format("optimizer: a gradient is handed over for layer {}, and layers are 0 to {}",
                     layer, tiles.num_streamed_layers() - 1));
   }
-  const std::string& name = store_->inventory().layers()[layer].name;
-  if (handed_[layer] || layer == on_its_way) {
+  const auto name_of = [&](int of) { return store_->inventory().layers()[of].name; };
+  if (handed_[layer] || (layer == on_its_way && layer != next.layer)) {
     return UsageError(
         fmt::format("optimizer: the gradient of layer '{}' is handed over twice in a step. Add up "
                     "what it is made of first",
-                    name));
+                    name_of(layer)));
   }
-  if (static_cast<int64_t>(num_elems) != tiles.layer_elems(layer)) {
+  const int next_layer = next.layer >= 0 ? next.layer : layer;
+  if (layer != next_layer || gradient.first_elem != next.first_elem) {
     return UsageError(
-        fmt::format("optimizer: the gradient of layer '{}' is handed over with {} elements, and "
-                    "the layer has {}. Hand over its whole vector, padding included",
-                    name, num_elems, tiles.layer_elems(layer)));
+        fmt::format("optimizer: the gradient of layer '{}' is handed over from element {} on, and "
+                    "the next is of '{}', from element {} on. Hand over all parts of a layer, one "
+                    "after the other",
+                    name_of(layer), gradient.first_elem, name_of(next_layer), next.first_elem));
   }
-  return absl::OkStatus();
+  const int64_t most = tiles.layer_elems(layer) - gradient.first_elem;
+  const int64_t num_elems = gradient.num_elems();
+  if (num_elems > most || num_elems % kNormBlockElems != 0 || (num_elems == 0 && most > 0)) {
+    return UsageError(fmt::format(
+        "optimizer: the gradient of layer '{}' is handed over with {} elements, and "
+        "the layer has {} from there on. Hand over all of its vector, padding included, "
+        "or a part of it: a multiple of {}",
+        name_of(layer), num_elems, most, kNormBlockElems));
+  }
+  if (gradient.dtype == DType::kF32 || gradient.dtype == dtype_) return absl::OkStatus();
+  return UsageError(
+      fmt::format("optimizer: the gradient of layer '{}' is {}, and gradients are held in {}. Hand "
+                  "it over in that, or in fp32",
+                  name_of(layer), NameOf(gradient.dtype), NameOf(dtype_)));
 }
 
 absl::Status HeldGradients::PaddingError(int layer, const Padding& padding, int64_t elem,
@@ -194,77 +211,39 @@ absl::Status HeldGradients::PaddingError(int layer, const Padding& padding, int6
 }
 
 // Anything else would creep into the norm and, from there, into every weight.
-absl::Status HeldGradients::CheckPadding(int layer, const GradientPart& part) const {
-  for (const Padding& padding : paddings_[layer]) {
-    const int64_t end = std::min(padding.end_elem, part.end_elem());
-    for (int64_t i = std::max(padding.first_elem, part.first_elem); i < end; ++i) {
-      const float value = part.elems[i - part.first_elem];
-      if (value != 0) return PaddingError(layer, padding, i, value);
+absl::Status HeldGradients::CheckPadding(const LayerGradient& gradient) const {
+  for (const Padding& padding : paddings_[gradient.layer]) {
+    const int64_t end = std::min(padding.end_elem, gradient.end_elem());
+    for (int64_t i = std::max(padding.first_elem, gradient.first_elem); i < end; ++i) {
+      const float value = FloatAt(gradient.bytes.data(), gradient.dtype, i - gradient.first_elem);
+      if (value != 0) return PaddingError(gradient.layer, padding, i, value);
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status HeldGradients::CheckPadding(int layer, const RoundedGradient& gradient) const {
-  const int64_t first_elem = gradient.first_elem;
-  const int64_t end_elem = first_elem + std::ssize(gradient.elems) / elem_bytes();
-  for (const Padding& padding : paddings_[layer]) {
-    const int64_t end = std::min(padding.end_elem, end_elem);
-    for (int64_t i = std::max(padding.first_elem, first_elem); i < end; ++i) {
-      const float value = FloatAt(gradient.elems.data(), dtype_, i - first_elem);
-      if (value != 0) return PaddingError(layer, padding, i, value);
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status HeldGradients::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+absl::Status HeldGradients::Hand(const LayerGradient& gradient, ThreadPool& pool,
                                  std::span<const ElemRange> as_zeros) {
-  FOREBAY_CHECK(std::ssize(gradient) == store_->tiles().layer_elems(layer));
-  return HandPart(layer, {0, gradient}, pool, as_zeros);
-}
-
-absl::Status HeldGradients::HandPart(int layer, const GradientPart& part, ThreadPool& pool,
-                                     std::span<const ElemRange> as_zeros) {
-  return Take(layer,
-              {.first_elem = part.first_elem,
-               .end_elem = part.end_elem(),
-               .elems = part.elems.data(),
-               .rounded = {},
-               .as_zeros = as_zeros},
-              pool);
-}
-
-absl::Status HeldGradients::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
-                                 std::span<const ElemRange> as_zeros) {
-  const int64_t num_elems = std::ssize(gradient.elems) / elem_bytes();
-  FOREBAY_CHECK(gradient.block_squares.empty() ||
-                std::ssize(gradient.block_squares) == num_elems / kNormBlockElems);
-  return Take(layer,
-              {.first_elem = gradient.first_elem,
-               .end_elem = gradient.first_elem + num_elems,
-               .rounded = gradient,
-               .as_zeros = as_zeros},
-              pool);
-}
-
-absl::Status HeldGradients::Take(int layer, const Gradient& gradient, ThreadPool& pool) {
-  FOREBAY_CHECK(!handed_[layer]);
+  const int layer = gradient.layer;
+  FOREBAY_CHECK(gradient.device == DeviceKind::kHost && !handed_[layer]);
   FOREBAY_CHECK(gradient.first_elem == num_taken_elems_);
-  FOREBAY_CHECK((gradient.end_elem - gradient.first_elem) % kNormBlockElems == 0);
+  FOREBAY_CHECK(gradient.num_elems() % kNormBlockElems == 0);
+  FOREBAY_CHECK(gradient.block_squares.empty() ||
+                std::ssize(gradient.block_squares) == gradient.num_elems() / kNormBlockElems);
+  const Taken taken = {gradient, as_zeros};
   const TileMap& tiles = store_->tiles();
-  FOREBAY_CHECK(gradient.end_elem <= tiles.layer_elems(layer));
+  FOREBAY_CHECK(gradient.end_elem() <= tiles.layer_elems(layer));
   for (int tile = tiles.first_tile(layer); tile < tiles.first_tile(layer + 1); ++tile) {
     const Tile& t = TileAt(tile);
     const int64_t end = t.first_elem + t.num_elems;
-    if (end <= gradient.first_elem || t.first_elem >= gradient.end_elem) continue;
+    if (end <= gradient.first_elem || t.first_elem >= gradient.end_elem()) continue;
     if (t.first_elem >= gradient.first_elem) {
       FOREBAY_ASSIGN_OR_RETURN(open_, OpenTile(tile));
     }
-    Round(tile, gradient, open_.data(), pool);
-    if (end <= gradient.end_elem) CloseTile(tile);
+    Round(tile, taken, open_.data(), pool);
+    if (end <= gradient.end_elem()) CloseTile(tile);
   }
-  num_taken_elems_ = gradient.end_elem;
+  num_taken_elems_ = gradient.end_elem();
   if (num_taken_elems_ < tiles.layer_elems(layer)) return absl::OkStatus();
   num_taken_elems_ = 0;
   const auto blocks = std::span(block_sums_).first(NumBlocks(layer));
@@ -274,11 +253,12 @@ absl::Status HeldGradients::Take(int layer, const Gradient& gradient, ThreadPool
   return absl::OkStatus();
 }
 
-void HeldGradients::Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool) {
+void HeldGradients::Round(int tile, const Taken& taken, std::byte* to, ThreadPool& pool) {
+  const LayerGradient& gradient = taken.gradient;
   const Tile& t = TileAt(tile);
   const bool seals = IsInArea(tile);
   const int64_t begin = std::max<int64_t>(0, gradient.first_elem - t.first_elem);
-  const int64_t end = std::min(t.num_elems, gradient.end_elem - t.first_elem);
+  const int64_t end = std::min(t.num_elems, gradient.end_elem() - t.first_elem);
   const int64_t first_task = begin / kSealElems;
   pool.ParallelFor((end + kSealElems - 1) / kSealElems - first_task, [&](int64_t index) {
     const int64_t task = first_task + index;
@@ -286,44 +266,34 @@ void HeldGradients::Round(int tile, const Gradient& gradient, std::byte* to, Thr
     for (int64_t elem = std::max(begin, task * kSealElems); elem < std::min(end, end_of_task);
          elem += kNormBlockElems) {
       block_sums_[(t.first_elem + elem) / kNormBlockElems] =
-          TakeBlock(gradient, t.first_elem + elem, to + elem * elem_bytes());
+          TakeBlock(taken, t.first_elem + elem, to + elem * elem_bytes());
     }
     if (!seals || end < end_of_task) return;
     seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
-void HeldGradients::Load(const Gradient& gradient, int64_t first_elem, std::span<float> to) const {
-  const std::byte* const rounded = gradient.rounded.elems.data();
-  for (size_t i = 0; i < to.size(); ++i) {
-    const int64_t elem = first_elem + static_cast<int64_t>(i);
-    to[i] = rounded == nullptr ? gradient.elems[elem - gradient.first_elem]
-                               : FloatAt(rounded, dtype_, elem - gradient.first_elem);
-  }
-}
-
-double HeldGradients::TakeBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const {
+double HeldGradients::TakeBlock(const Taken& taken, int64_t first_elem, std::byte* to) const {
+  const LayerGradient& gradient = taken.gradient;
   const int64_t end_elem = first_elem + kNormBlockElems;
-  auto zeros = std::ranges::upper_bound(gradient.as_zeros, first_elem, {}, &ElemRange::end_elem);
+  auto zeros = std::ranges::upper_bound(taken.as_zeros, first_elem, {}, &ElemRange::end_elem);
   const auto is_in_block = [&] {
-    return zeros != gradient.as_zeros.end() && zeros->first_elem < end_elem;
+    return zeros != taken.as_zeros.end() && zeros->first_elem < end_elem;
   };
-  const RoundedGradient& rounded = gradient.rounded;
-  if (!is_in_block() && rounded.elems.empty()) {
-    return arithmetic_->RoundGradient(gradient.elems + (first_elem - gradient.first_elem), dtype_,
-                                      to);
+  const int64_t in_part = first_elem - gradient.first_elem;
+  const std::byte* const elems = gradient.bytes.data() + in_part * SizeOf(gradient.dtype);
+  if (!is_in_block() && !gradient.block_squares.empty()) {
+    std::memcpy(to, elems, static_cast<size_t>(kNormBlockElems * elem_bytes()));
+    return gradient.block_squares[in_part / kNormBlockElems];
+  }
+  if (!is_in_block() && gradient.dtype != DType::kF32) {
+    return CopyAndSumSquares(elems, kNormBlockElems, dtype_, to);
   }
   if (!is_in_block()) {
-    const int64_t in_part = first_elem - gradient.first_elem;
-    const std::byte* const elems = rounded.elems.data() + in_part * elem_bytes();
-    if (rounded.block_squares.empty()) {
-      return CopyAndSumSquares(elems, kNormBlockElems, dtype_, to);
-    }
-    std::memcpy(to, elems, static_cast<size_t>(kNormBlockElems * elem_bytes()));
-    return rounded.block_squares[in_part / kNormBlockElems];
+    return arithmetic_->RoundGradient(reinterpret_cast<const float*>(elems), dtype_, to);
   }
   std::array<float, kNormBlockElems> block;
-  Load(gradient, first_elem, block);
+  for (int64_t i = 0; i < kNormBlockElems; ++i) block[i] = FloatAt(elems, gradient.dtype, i);
   for (; is_in_block(); ++zeros) {
     std::fill(block.begin() + (std::max(zeros->first_elem, first_elem) - first_elem),
               block.begin() + (std::min(zeros->end_elem, end_elem) - first_elem), 0.0f);
@@ -388,7 +358,8 @@ absl::Status HeldGradients::Finish() {
     const auto layer = static_cast<size_t>(missing - handed_.begin());
     return UsageError(
         fmt::format("optimizer: the backward pass is said to have ended, and no gradient of layer "
-                    "'{}' was handed over. Hand over every layer's; one whose tensors have none "
+                    "'{}' was handed over, or not all of it. Hand over every layer's; one whose "
+                    "tensors have none "
                     "names them all as such",
                     store_->inventory().layers()[layer].name));
   }

@@ -18,6 +18,7 @@
 #include "forebay/memory/host_buffer.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
+#include "forebay/step/layer_gradient.h"
 #include "forebay/swap/records/gradient_seals.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/store/transfer_buffer.h"
@@ -45,21 +46,11 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
 using SumOverParts =
     std::function<absl::Status(std::span<double> sums, absl::FunctionRef<void()> add_own)>;
 
-// A layer's gradient as it is held, or a part of it: rounded, and for each kNormBlockElems of it
-// the sum of their squares, as RoundAndSumSquares gives both. Without squares these are summed as
-// it is taken.
-struct RoundedGradient {
-  std::span<const std::byte> elems;
-  std::span<const double> block_squares = {};
-  int64_t first_elem = 0;  // of the layer's; a multiple of kNormBlockElems
-};
-
-// Elements of a layer's gradient from `first_elem` on, which is a multiple of kNormBlockElems; so
-// is their number.
-struct GradientPart {
+// What is handed over next: the part of the layer that begins with `first_elem`, or with layer -1
+// any layer that was not handed over.
+struct NextGradient {
+  int layer = -1;
   int64_t first_elem = 0;
-  std::span<const float> elems;
-  int64_t end_elem() const { return first_elem + std::ssize(elems); }
 };
 
 // Takes the rounded gradients of tiles that wait nowhere (Placement::WaitsForNorm).
@@ -111,23 +102,15 @@ class HeldGradients {
   int num_halves() const { return static_cast<int>(seals_.size()); }
   // From here on, until the next call, reads are of what was handed over or recovered so far.
   void BeginUpdate() { update_half_ = half_; }
-  // UsageError where no gradient of the layer, of so many elements, may be handed over now.
-  // `on_its_way`: a layer that counts as handed over; -1: none.
-  absl::Status CheckHand(int layer, size_t num_elems, int on_its_way = -1) const;
-  // UsageError where the padding of a layer's gradient is not zero.
-  absl::Status CheckPadding(int layer, const GradientPart& part) const;
-  absl::Status CheckPadding(int layer, const RoundedGradient& gradient) const;
-  // As OffloadedOptimizer::Hand. `as_zeros`: elements that are held as zero whatever they are, in
-  // order. Requires: CheckHand and CheckPadding.
-  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
+  // UsageError if the gradient may not be handed over now: it is not `next`, too long, or no
+  // multiple of kNormBlockElems. `on_its_way`: a layer that counts as handed over; -1: none.
+  absl::Status CheckHand(const LayerGradient& gradient, NextGradient next, int on_its_way) const;
+  // UsageError if its padding is not zero. Requires: it is in RAM, as in Hand.
+  absl::Status CheckPadding(const LayerGradient& gradient) const;
+  // As OffloadedOptimizer::Hand; the last part completes the layer. `as_zeros`: elements that are
+  // held as zero whatever they are, in order. Requires: CheckHand and CheckPadding.
+  absl::Status Hand(const LayerGradient& gradient, ThreadPool& pool,
                     std::span<const ElemRange> as_zeros = {});
-  // The same of one that was rounded elsewhere, to dtype().
-  absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
-                    std::span<const ElemRange> as_zeros = {});
-  // The same of a part of it. Parts come from the first to the last, with nothing else between
-  // them; the last one completes the layer. So do those that were rounded elsewhere.
-  absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
-                        std::span<const ElemRange> as_zeros = {});
   // Whether any layer was handed over since Finish, Recover or Abandon.
   bool AnyHanded() const;
   // Waits until the gradients of the area are written. UsageError names the first layer that was
@@ -175,25 +158,18 @@ class HeldGradients {
     IoOp op;
     int layer = 0;  // for messages
   };
-  // A layer's elements [first_elem, end_elem), which are rounded already or are not.
-  struct Gradient {
-    int64_t first_elem = 0;
-    int64_t end_elem = 0;
-    const float* elems = nullptr;
-    RoundedGradient rounded;  // from first_elem on
+  struct Taken {
+    const LayerGradient& gradient;
     std::span<const ElemRange> as_zeros;
   };
   size_t NumBlocks(int layer) const;
   std::span<double> KeptSums(int layer) const;
-  absl::Status Take(int layer, const Gradient& gradient, ThreadPool& pool);
   absl::Status PaddingError(int layer, const Padding& padding, int64_t elem, float value) const;
   // Brings what there is of the tile, rounded, to its place in `to`, fills its blocks' sums, and
   // takes the checksums of what goes to the area and is complete.
-  void Round(int tile, const Gradient& gradient, std::byte* to, ThreadPool& pool);
+  void Round(int tile, const Taken& taken, std::byte* to, ThreadPool& pool);
   // Gives the sum of squares of the block that begins at `first_elem` of the layer.
-  double TakeBlock(const Gradient& gradient, int64_t first_elem, std::byte* to) const;
-  // The elements from there on, as they are.
-  void Load(const Gradient& gradient, int64_t first_elem, std::span<float> to) const;
+  double TakeBlock(const Taken& taken, int64_t first_elem, std::byte* to) const;
   // Where the tile's rounded gradient goes; waits until there is room.
   absl::StatusOr<std::span<std::byte>> OpenTile(int tile);
   // All of the tile is there: it goes on to where it waits.

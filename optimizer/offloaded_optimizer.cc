@@ -32,8 +32,8 @@ absl::Status OffloadedOptimizer::SetGroups(std::span<const ParameterGroup> group
                                    /*may_freeze=*/!impl_->StepIsOpen() || impl_->is_recovered);
 }
 
-absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
-                                                 std::span<const int> without_gradient) const {
+absl::Status OffloadedOptimizer::Impl::CheckHand(const LayerGradient& gradient) const {
+  const int layer = gradient.layer;
   if (backward_finished || AnyIsDue()) {
     return UsageError(fmt::format(
         "optimizer: a gradient of layer {} is handed over {}. {}", layer,
@@ -41,9 +41,14 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
         backward_finished ? "Begin the update or abandon the step first"
                           : "Let every layer come in first, so that its update is applied"));
   }
-  FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(layer, num_elems, on_its_way.layer));
-  FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, without_gradient));
-  if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(gradients->CheckHand(gradient, next, on_its_way.layer));
+  FOREBAY_RETURN_IF_ERROR(tensors->CheckHand(layer, gradient.missing));
+  if (gradient.device != DeviceKind::kHost && landing == nullptr) {
+    return UsageError(
+        "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
+        "Make it with the device, or copy the gradient to memory first");
+  }
+  if (next.layer >= 0 || !speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
   const bool one_comes =
       on_its_way.layer >= 0 && !on_its_way.is_begun && !placement.WaitsForNorm(on_its_way.layer);
   const int expected = speculative_layers[num_speculated + (one_comes ? 1 : 0)];
@@ -56,15 +61,14 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(int layer, size_t num_elems,
 }
 
 // Requires: the gradient fits, as Hand has checked.
-absl::Status OffloadedOptimizer::Impl::BeginTaking(int layer,
-                                                   std::span<const int> without_gradient) {
+absl::Status OffloadedOptimizer::Impl::BeginTaking(int layer, std::span<const int> missing) {
   ChooseHalf();
   // Updates beside the passes have the staging buffers to themselves.
   if (speculation == nullptr && delays == nullptr) staged->ReadEarly(due_tiles);
   if (delayed_is_pending && !gradients->IsSpilled(layer)) {
     FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
   }
-  tensors->Hand(layer, without_gradient);
+  tensors->Hand(layer, missing);
   if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
   tensors->Prepare(layer);  // before its first tile is taken
   // Before: where it fails, some tiles of the layer may be updated, and have to be undone.
@@ -80,100 +84,54 @@ void OffloadedOptimizer::Impl::EndTaking(int layer) {
   if (speculates && !(handed_squares <= most_squares)) speculation->Decline();
 }
 
-absl::Status OffloadedOptimizer::Impl::TakeRounded(int layer, const RoundedGradient& gradient,
-                                                   ThreadPool& compute,
-                                                   std::span<const int> without_gradient) {
-  if (gradient.first_elem == 0) {
-    FOREBAY_RETURN_IF_ERROR(BeginTaking(layer, without_gradient));
-  }
-  FOREBAY_RETURN_IF_ERROR(gradients->Hand(layer, gradient, compute, tensors->AsZeros()));
-  const int64_t num_elems = std::ssize(gradient.elems) / SizeOf(options.gradient_dtype);
-  if (gradient.first_elem + num_elems == tiles.layer_elems(layer)) EndTaking(layer);
+absl::Status OffloadedOptimizer::Impl::Take(const LayerGradient& gradient, ThreadPool& compute) {
+  const int layer = gradient.layer;
+  if (gradient.first_elem == 0) FOREBAY_RETURN_IF_ERROR(BeginTaking(layer, gradient.missing));
+  FOREBAY_RETURN_IF_ERROR(gradients->Hand(gradient, compute, tensors->AsZeros()));
+  if (gradient.end_elem() == tiles.layer_elems(layer)) EndTaking(layer);
   return absl::OkStatus();
 }
 
-absl::Status OffloadedOptimizer::Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
-                                      std::span<const int> without_gradient) {
-  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.size(), without_gradient));
-  return HandPart(layer, {0, gradient}, pool, without_gradient);
-}
-
-absl::Status OffloadedOptimizer::HandPart(int layer, const GradientPart& part, ThreadPool& pool,
-                                          std::span<const int> without_gradient) {
-  const int64_t num_elems = impl_->tiles.layer_elems(layer);
-  if (part.first_elem == 0) {
-    FOREBAY_RETURN_IF_ERROR(
-        impl_->CheckHand(layer, static_cast<size_t>(num_elems), without_gradient));
-  }
-  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, part));
-  if (part.first_elem == 0) {
-    FOREBAY_RETURN_IF_ERROR(impl_->Land());
-    FOREBAY_RETURN_IF_ERROR(impl_->BeginTaking(layer, without_gradient));
-  }
-  FOREBAY_RETURN_IF_ERROR(impl_->gradients->HandPart(layer, part, pool, impl_->tensors->AsZeros()));
-  if (part.end_elem() == num_elems) impl_->EndTaking(layer);
-  return absl::OkStatus();
-}
-
-absl::Status OffloadedOptimizer::HandPart(int layer, const LayerGradient& part, ThreadPool& pool) {
-  if (part.device == DeviceKind::kHost) {
-    if (part.ready != nullptr) FOREBAY_RETURN_IF_ERROR(part.ready->Await());
-    return HandPart(layer, GradientPart{part.first_elem, part.elems}, pool);
-  }
-  if (part.first_elem == 0) {
-    const int64_t num_elems = impl_->tiles.layer_elems(layer);
-    FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, static_cast<size_t>(num_elems), {}));
-  }
-  return impl_->BringFromDevice(layer, part, pool, {});
-}
-
-absl::Status OffloadedOptimizer::Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
-                                      std::span<const int> without_gradient) {
-  const size_t num_elems = gradient.elems.size() / SizeOf(impl_->options.gradient_dtype);
-  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, num_elems, without_gradient));
-  FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(layer, gradient));
-  FOREBAY_RETURN_IF_ERROR(impl_->Land());
-  return impl_->TakeRounded(layer, gradient, pool, without_gradient);
-}
-
-absl::Status OffloadedOptimizer::Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
-                                      std::span<const int> without_gradient) {
-  if (gradient.device == DeviceKind::kHost) {
-    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
-    return Hand(layer, gradient.elems, pool, without_gradient);
-  }
+absl::Status OffloadedOptimizer::Hand(const LayerGradient& gradient, ThreadPool& pool) {
   // A gradient that does not fit is found before anything is copied.
-  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(layer, gradient.elems.size(), without_gradient));
-  return impl_->BringFromDevice(layer, gradient, pool, without_gradient);
+  FOREBAY_RETURN_IF_ERROR(impl_->CheckHand(gradient));
+  if (gradient.device != DeviceKind::kHost) {
+    FOREBAY_RETURN_IF_ERROR(impl_->BringFromDevice(gradient, pool));
+  } else {
+    if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
+    FOREBAY_RETURN_IF_ERROR(impl_->gradients->CheckPadding(gradient));
+    FOREBAY_RETURN_IF_ERROR(impl_->Land());
+    FOREBAY_RETURN_IF_ERROR(impl_->Take(gradient, pool));
+  }
+  const bool is_last = gradient.end_elem() == impl_->tiles.layer_elems(gradient.layer);
+  impl_->next = is_last ? NextGradient() : NextGradient{gradient.layer, gradient.end_elem()};
+  return absl::OkStatus();
 }
 
-absl::Status OffloadedOptimizer::Impl::BringFromDevice(int layer, const LayerGradient& gradient,
-                                                       ThreadPool& compute,
-                                                       std::span<const int> without_gradient) {
-  if (landing == nullptr) {
-    return UsageError(
-        "optimizer: a gradient is handed over on a device, and the optimizer was made without one. "
-        "Make it with the device, or copy the gradient to memory first");
-  }
+NextGradient OffloadedOptimizer::next_gradient() const {
+  return impl_->next;
+}
+
+absl::Status OffloadedOptimizer::Impl::BringFromDevice(const LayerGradient& gradient,
+                                                       ThreadPool& compute) {
   // While a part is on its way the one before it is taken, of this layer or of the one before.
-  for (int64_t begin = 0; begin < std::ssize(gradient.elems);) {
+  for (int64_t begin = 0; begin < gradient.num_elems();) {
     const bool is_first = gradient.first_elem + begin == 0;
-    FOREBAY_ASSIGN_OR_RETURN(begin, landing->Start(layer, gradient, begin));
+    FOREBAY_ASSIGN_OR_RETURN(begin, landing->Start(gradient, begin));
     FOREBAY_RETURN_IF_ERROR(Land());
-    on_its_way = {.layer = layer, .compute = &compute, .is_begun = !is_first};
-    tensors->Hand(layer, without_gradient);
+    on_its_way = {.layer = gradient.layer, .compute = &compute, .is_begun = !is_first};
+    tensors->Hand(gradient.layer, gradient.missing);
   }
   return absl::OkStatus();
 }
 
 absl::Status OffloadedOptimizer::Impl::Land() {
-  const int layer = on_its_way.layer;
+  if (on_its_way.layer < 0) return absl::OkStatus();
   ThreadPool* const compute = on_its_way.compute;
-  if (layer < 0) return absl::OkStatus();
   on_its_way = {};
-  FOREBAY_ASSIGN_OR_RETURN(const RoundedGradient gradient, landing->Land());
-  FOREBAY_RETURN_IF_ERROR(gradients->CheckPadding(layer, gradient));
-  return TakeRounded(layer, gradient, *compute, {});
+  FOREBAY_ASSIGN_OR_RETURN(const LayerGradient gradient, landing->Land());
+  FOREBAY_RETURN_IF_ERROR(gradients->CheckPadding(gradient));
+  return Take(gradient, *compute);
 }
 
 // The half of the gradient area, by the number of the step to come: so what an update needs that is
@@ -298,6 +256,7 @@ void OffloadedOptimizer::AbandonStep() {
       impl_->expects_speculation.exchange(false, std::memory_order_relaxed) && !impl_->AnyIsDue();
   if (impl_->landing != nullptr) impl_->landing->Drop();
   impl_->on_its_way = {};
+  impl_->next = {};
   impl_->gradients->Abandon();
   impl_->tensors->AbandonStep();
   // Tiles that are staged for updates that are due stay so. The swapper's thread applies none

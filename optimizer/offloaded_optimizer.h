@@ -28,7 +28,7 @@
 #include "forebay/optimizer/kernels/update_rule.h"
 #include "forebay/optimizer/parameter_groups.h"
 #include "forebay/optimizer/tile_arithmetic.h"
-#include "forebay/step/layer_compute.h"
+#include "forebay/step/layer_gradient.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/window/swapper.h"
@@ -147,30 +147,17 @@ class OffloadedOptimizer : public TileUpdater {
   // gradients were recovered. UsageError.
   absl::Status SetGroups(std::span<const ParameterGroup> groups);
 
-  // Takes over the finished gradient of `layer`: the layer's padded flat vector, fp32, already a
-  // mean over the step's tokens. Rounds it to the hand-over dtype and adds its squared norm in
-  // fixed blocks by element index (so the norm has the same bits whatever the tiles, threads and
-  // placement). Padding must be zero. `pool`: the caller's compute threads. The buffer is free for
-  // reuse on return. Each layer once per step, in any order that is the same every step.
-  // `without_gradient`: the layer's tensors that got none, by their index in the inventory; they
-  // are left alone in this step, and what the buffer has in their places does not matter.
-  // UsageError, StorageError.
-  absl::Status Hand(int layer, std::span<const float> gradient, ThreadPool& pool,
-                    std::span<const int> without_gradient = {});
-  // The same of gradients that may not be complete yet, or lie on the options' device. Those are
-  // rounded there, and on their way on return: `pool` is used, and what is wrong with them is an
-  // error, until the next call, or the next but one.
-  absl::Status Hand(int layer, const LayerGradient& gradient, ThreadPool& pool,
-                    std::span<const int> without_gradient = {});
-  // The same of one whose elements, in RAM, are of the options' gradient_dtype already.
-  absl::Status Hand(int layer, const RoundedGradient& gradient, ThreadPool& pool,
-                    std::span<const int> without_gradient = {});
-  // The same of a part of one. The parts of a layer come from the first to the last, each with the
-  // same `without_gradient`, and nothing is handed over between them; a layer of no elements has
-  // one. Requires: the layer exists.
-  absl::Status HandPart(int layer, const GradientPart& part, ThreadPool& pool,
-                        std::span<const int> without_gradient = {});
-  absl::Status HandPart(int layer, const LayerGradient& part, ThreadPool& pool);
+  // Takes over the finished gradient of a layer, already a mean over the step's tokens, or a part
+  // of it; fp32 is rounded to the type in which gradients are held. Adds its squared norm in fixed
+  // blocks by element index (so the norm has the same bits whatever the tiles, threads, parts and
+  // placement). Padding must be zero. `pool`: the caller's compute threads. Each layer once per
+  // step, in any order that is the same every step; its parts one after the other, each but the
+  // last a multiple of kNormBlockElems; a layer of no elements has one. Memory is free for reuse on
+  // return, except that what lies on the options' device is rounded there, and on its way on
+  // return: `pool` is used, and what is wrong with it is an error, until the next call, or the next
+  // but one. UsageError, StorageError.
+  absl::Status Hand(const LayerGradient& gradient, ThreadPool& pool);
+  NextGradient next_gradient() const;
 
   // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.

@@ -53,15 +53,14 @@ struct OffloadedOptimizer::Impl {
   absl::Status MakeDelays();
   absl::Status EndSpeculation(bool& complete);
   absl::Status SumOverParts();
-  absl::Status CheckHand(int layer, size_t num_elems, std::span<const int> without_gradient) const;
+  absl::Status CheckHand(const LayerGradient& gradient) const;
   // What comes before the first part of a layer's gradient, and behind its last one.
-  absl::Status BeginTaking(int layer, std::span<const int> without_gradient);
+  absl::Status BeginTaking(int layer, std::span<const int> missing);
   void EndTaking(int layer);
-  absl::Status TakeRounded(int layer, const RoundedGradient& gradient, ThreadPool& compute,
-                           std::span<const int> without_gradient);
-  // A gradient on the device, or a part of one. Requires: it fits, as CheckHand has it.
-  absl::Status BringFromDevice(int layer, const LayerGradient& gradient, ThreadPool& compute,
-                               std::span<const int> without_gradient);
+  // Of a gradient that is in RAM.
+  absl::Status Take(const LayerGradient& gradient, ThreadPool& compute);
+  // A gradient on the device. Requires: it fits, as CheckHand has it.
+  absl::Status BringFromDevice(const LayerGradient& gradient, ThreadPool& compute);
   // Takes the gradient that is on its way, where one is.
   absl::Status Land();
   absl::Status CheckBeginUpdate(const UpdateScalars& scalars, ResidentWrites writes_resident,
@@ -165,6 +164,7 @@ struct OffloadedOptimizer::Impl {
   int64_t delayed_from = -1;  // the committed step when the last delayed update began
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
+  NextGradient next;
   // The layer whose gradient was handed over on a device, and is not taken yet; -1: none.
   struct {
     int layer = -1;

@@ -42,16 +42,15 @@ class NoCompute : public LayerCompute {
   void Save(int) override {}
   void Keep(int) override {}
   void Drop(int) override {}
-  LayerGradient GradientOf(int layer) override {
-    return {.elems = gradient_.first(static_cast<size_t>(inventory_.layers()[layer].num_elems))};
-  }
-  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
-                                                        int64_t /*first_elem*/) override {
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& weights,
+                                                            int64_t first_elem) override {
+    const int64_t num_elems = inventory_.layers()[layer].num_elems;
+    if (first_elem == num_elems) return std::nullopt;
     for (const WeightsLease& lease : weights.leases()) {
       if (lease.layer() != layer) continue;
       FOREBAY_RETURN_IF_ERROR(ReadPieces(lease.weights().pieces));
     }
-    return std::nullopt;
+    return Fp32Gradient(layer, gradient_.first(static_cast<size_t>(num_elems)));
   }
   Event* WeightsAreUsed(int) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }

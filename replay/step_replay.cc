@@ -83,9 +83,7 @@ absl::Status StepReplay::RunPass(LayerWalk& walk, const std::function<bool()>& s
   hooks.progress = [&](double /*fraction*/) {
     return stop() ? InterruptedError("stopped on request") : absl::OkStatus();
   };
-  hooks.hand = [&](int layer, const LayerGradient& gradient) {
-    return session_->Hand(layer, gradient);
-  };
+  hooks.hand = [&](const LayerGradient& gradient) { return session_->Hand(gradient); };
   hooks.commit = [&] {
     const Stopwatch watch;
     const absl::Status status = session_->UpdatesOfTheStepBefore();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 
 #include "forebay/base/check.h"
@@ -26,9 +28,10 @@ class ForwardCompute : public LayerCompute {
   }
   void Keep(int /*layer*/) override { NotInList().IgnoreError(); }
   void Drop(int /*layer*/) override { NotInList().IgnoreError(); }
-  LayerGradient GradientOf(int /*layer*/) override {
-    NotInList().IgnoreError();
-    return {};
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int /*layer*/,
+                                                            const HeldWeights& /*weights*/,
+                                                            int64_t /*first_elem*/) override {
+    return NotInList();
   }
   absl::StatusOr<double> LossSumOf(size_t /*batch*/) override { return NotInList(); }
 

@@ -12,23 +12,12 @@
 #include "absl/status/statusor.h"
 #include "forebay/base/check.h"
 #include "forebay/device/device.h"
+#include "forebay/step/layer_gradient.h"
 #include "forebay/step/param_source.h"
 
 namespace forebay {
 
 struct MicroBatch;  // data/micro_batch.h
-
-// The fp32 gradients of a layer's flat vector (base/tensor_spec.h).
-struct LayerGradient {
-  std::span<const float> elems;  // addresses on `device`
-  DeviceKind device = DeviceKind::kHost;
-  Event* ready = nullptr;  // when they are complete; nullptr: now
-  // Who takes gradients on a device, and returns before it has read them, records here when it has:
-  // they are not overwritten before. nullptr: they may be when it returns.
-  Event* taken = nullptr;
-  // The layer's element that a part begins with (LayerCompute::MakePart).
-  int64_t first_elem = 0;
-};
 
 // The weights that a pass holds at this moment.
 class HeldWeights {
@@ -65,17 +54,13 @@ class LayerCompute {
   virtual void Keep(int layer) = 0;
   virtual void Drop(int layer) = 0;
 
-  // After the layer's gradients are complete.
-  virtual LayerGradient GradientOf(int layer) = 0;
-  // Makes the part of a layer's gradients, which are handed over in parts, that begins with
-  // `first_elem`, in memory that the next call uses again. nullopt: there is none, or the layer has
-  // GradientOf. `weights`: those that the loss needs of the layer. Only the elements of the part
-  // are read of them: those of parts before may be updated by now (UpdateTime::kAfterHand).
-  virtual absl::StatusOr<std::optional<LayerGradient>> MakePart(int /*layer*/,
-                                                                const HeldWeights& /*weights*/,
-                                                                int64_t /*first_elem*/) {
-    return std::nullopt;
-  }
+  // After the layer's backward pass: its gradient from `first_elem` on (fp32), all of it or a part,
+  // in memory that the next call may use again. nullopt: that was all. `weights`: those that the
+  // loss needs of the layer. Only the elements of the part are read of them: those of parts before
+  // may be updated by now (UpdateTime::kAfterHand).
+  virtual absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer,
+                                                                    const HeldWeights& weights,
+                                                                    int64_t first_elem) = 0;
   // When all that was asked for so far no longer reads the layer's weights; nullptr: now. The event
   // lives as long as this, which outlives the source of the weights.
   virtual Event* WeightsAreUsed(int layer) = 0;

@@ -163,20 +163,17 @@ absl::Status LayerWalk::RunOne(const Operation& operation, ParamSource& source,
 
 absl::Status LayerWalk::Hand(int layer, LayerCompute& compute, const WalkHooks& hooks) const {
   const HeldWeights held(leases_);
-  FOREBAY_ASSIGN_OR_RETURN(std::optional<LayerGradient> part, compute.MakePart(layer, held, 0));
-  if (!part.has_value()) {
-    const TraceScope trace = ScopeOf(kHand, layer);
-    return hooks.hand(layer, compute.GradientOf(layer));
-  }
-  while (part.has_value()) {
+  for (int64_t first_elem = 0;;) {
+    FOREBAY_ASSIGN_OR_RETURN(const std::optional<LayerGradient> gradient,
+                             compute.GradientFrom(layer, held, first_elem));
+    if (!gradient.has_value()) return absl::OkStatus();
     {
       const TraceScope trace = ScopeOf(kHand, layer);
-      FOREBAY_RETURN_IF_ERROR(hooks.hand_part(layer, *part));
+      FOREBAY_RETURN_IF_ERROR(hooks.hand(*gradient));
     }
-    const int64_t end_elem = part->first_elem + std::ssize(part->elems);
-    FOREBAY_ASSIGN_OR_RETURN(part, compute.MakePart(layer, held, end_elem));
+    if (gradient->num_elems() == 0) return absl::OkStatus();  // a layer of none
+    first_elem = gradient->end_elem();
   }
-  return absl::OkStatus();
 }
 
 absl::Status LayerWalk::AwaitRoom(const WalkHooks& hooks) const {

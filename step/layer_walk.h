@@ -21,10 +21,8 @@ namespace forebay {
 struct WalkHooks {
   // Called before each kRead with the fraction of the work that is done, in [0, 1]; may be empty.
   std::function<absl::Status(double fraction)> progress;
-  // kHand. Requires one where the list has it.
-  std::function<absl::Status(int layer, const LayerGradient& gradient)> hand;
-  // The same of a part. Requires one where a layer has parts.
-  std::function<absl::Status(int layer, const LayerGradient& part)> hand_part;
+  // kHand, once for each part of a layer's gradient. Required if the list has it.
+  std::function<absl::Status(const LayerGradient& gradient)> hand;
   // kCommit; may be empty.
   std::function<absl::Status()> commit;
   // kSpill and kFetch. Requires one where the list has them; whoever computes uses its buffers.

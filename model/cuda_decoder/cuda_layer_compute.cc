@@ -228,22 +228,21 @@ void CudaLayerCompute::Drop(int layer) {
   --num_kept_;
 }
 
-LayerGradient CudaLayerCompute::GradientOf(int layer) {
-  return {.elems = Gradient(layer),
+LayerGradient CudaLayerCompute::OnDevice(int layer, const GradientPlace& place,
+                                         std::span<const float> elems, int64_t first_elem) const {
+  return {.layer = layer,
+          .bytes = std::as_bytes(elems),
+          .first_elem = first_elem,
           .device = DeviceKind::kCuda,
           .ready = gradient_is_complete_.get(),
-          .taken = PlaceOf(layer).is_taken.get()};
+          .taken = place.is_taken.get()};
 }
 
-absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::PartIn(const GradientPlace& place,
-                                                                      std::span<const float> elems,
-                                                                      int64_t first_elem) {
+absl::StatusOr<LayerGradient> CudaLayerCompute::PartIn(int layer, const GradientPlace& place,
+                                                       std::span<const float> elems,
+                                                       int64_t first_elem) {
   FOREBAY_RETURN_IF_ERROR(stream_->Record(*gradient_is_complete_));
-  return LayerGradient{.elems = elems,
-                       .device = DeviceKind::kCuda,
-                       .ready = gradient_is_complete_.get(),
-                       .taken = place.is_taken.get(),
-                       .first_elem = first_elem};
+  return OnDevice(layer, place, elems, first_elem);
 }
 
 // The rows are those of the one table, which begins the layer.
@@ -272,22 +271,23 @@ absl::Status CudaLayerCompute::AddRows(int layer, const HeldWeights& held, int64
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::MakePart(int layer,
-                                                                        const HeldWeights& held,
-                                                                        int64_t first_elem) {
+absl::StatusOr<std::optional<LayerGradient>> CudaLayerCompute::GradientFrom(int layer,
+                                                                            const HeldWeights& held,
+                                                                            int64_t first_elem) {
+  const LayerSpec& spec = inventory_.layers()[layer];
+  if (first_elem == spec.num_elems) return std::nullopt;
   const bool is_apart = layer == EmbedLayer() || layer == HeadLayer(config_);
-  const std::optional<VocabularyPart> part =
-      options_.vocabulary_in_parts && is_apart
-          ? VocabularyPartAt(config_, inventory_.layers()[layer], first_elem)
-          : std::nullopt;
-  if (!part.has_value()) return std::nullopt;
-  if (part->IsOfSmallTensors()) return PartIn(small_gradient_, SmallGradient(), first_elem);
+  const std::optional<VocabularyPart> part = options_.vocabulary_in_parts && is_apart
+                                                 ? VocabularyPartAt(config_, spec, first_elem)
+                                                 : std::nullopt;
+  if (!part.has_value()) return OnDevice(layer, PlaceOf(layer), Gradient(layer), 0);
+  if (part->IsOfSmallTensors()) return PartIn(layer, small_gradient_, SmallGradient(), first_elem);
   const std::span<float> gradient(reinterpret_cast<float*>(large_gradient_.memory.address()),
                                   static_cast<size_t>(part->num_elems));
   FOREBAY_RETURN_IF_ERROR(Zero(large_gradient_, gradient, layer));
   const auto num_elems = static_cast<size_t>(part->num_rows * config_.hidden_size);
   FOREBAY_RETURN_IF_ERROR(AddRows(layer, held, part->first_row, gradient.first(num_elems)));
-  return PartIn(large_gradient_, gradient, first_elem);
+  return PartIn(layer, large_gradient_, gradient, first_elem);
 }
 
 absl::StatusOr<double> CudaLayerCompute::LossSumOf(size_t batch) {

@@ -39,9 +39,8 @@ class CudaLayerCompute final : public CudaDecoder {
   absl::Status Backward(int layer, const HeldWeights& held, size_t batch) override;
   void Keep(int layer) override;
   void Drop(int layer) override;
-  LayerGradient GradientOf(int layer) override;
-  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& held,
-                                                        int64_t first_elem) override;
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& held,
+                                                            int64_t first_elem) override;
   Event* WeightsAreUsed(int layer) override { return used_[static_cast<size_t>(layer)].get(); }
   absl::StatusOr<double> LossSumOf(size_t batch) override;
   ActivationStorage& activations() override { return *activations_; }
@@ -76,9 +75,10 @@ class CudaLayerCompute final : public CudaDecoder {
   // Waits until what was in the place is taken.
   absl::Status Zero(GradientPlace& place, std::span<float> gradient, int layer);
   // A part of a gradient that is made there.
-  absl::StatusOr<std::optional<LayerGradient>> PartIn(const GradientPlace& place,
-                                                      std::span<const float> elems,
-                                                      int64_t first_elem);
+  absl::StatusOr<LayerGradient> PartIn(int layer, const GradientPlace& place,
+                                       std::span<const float> elems, int64_t first_elem);
+  LayerGradient OnDevice(int layer, const GradientPlace& place, std::span<const float> elems,
+                         int64_t first_elem) const;
   // With vocabulary_in_parts:
   std::byte* ProjectionInput(size_t batch) const {
     return projection_inputs_.address() + OffsetOf(batch);

@@ -23,7 +23,7 @@ GradientSum::GradientSum(const Inventory* inventory, const InventoryParts* parts
     most_tensors = std::max(most_tensors, static_cast<size_t>(layer.num_tensors));
   }
   num_with_.resize(most_tensors);
-  without_gradient_.reserve(most_tensors);
+  missing_.reserve(most_tensors);
 }
 
 absl::StatusOr<std::unique_ptr<GradientSum>> GradientSum::Create(const Inventory* inventory,
@@ -79,29 +79,28 @@ std::span<const int64_t> GradientSum::BoundsOf(int layer) const {
 }
 
 GradientSum::Range GradientSum::RangeOf(int owner, int64_t piece) const {
-  const std::span<const int64_t> bounds = BoundsOf(layer_).subspan(static_cast<size_t>(owner), 2);
+  const std::span<const int64_t> bounds =
+      BoundsOf(gradient_.layer).subspan(static_cast<size_t>(owner), 2);
   const int64_t per_piece = std::ssize(slots_[0].elems) / num_owners();
   return {std::min(bounds[1], bounds[0] + piece * per_piece),
           std::min(bounds[1], bounds[0] + (piece + 1) * per_piece)};
 }
 
-absl::Status GradientSum::Start(int layer, const LayerGradient& gradient,
-                                std::span<const int> without_gradient) {
-  FOREBAY_CHECK(!IsUnderWay());
+absl::Status GradientSum::Start(const LayerGradient& gradient) {
+  FOREBAY_CHECK(!IsUnderWay() && gradient.first_elem == 0 && gradient.dtype == DType::kF32);
   if (gradient.device == DeviceKind::kHost) {
     if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(gradient.ready->Await());
   } else {
     FOREBAY_CHECK(stream_ != nullptr);
     if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*gradient.ready));
   }
-  if (num_with_.empty()) {
-    FOREBAY_CHECK(without_gradient.empty());
-  } else {
-    StartCount(layer, without_gradient);
-  }
-  layer_ = layer;
   gradient_ = gradient;
-  bounds_of_all_[1] = std::ssize(gradient.elems);
+  if (num_with_.empty()) {
+    FOREBAY_CHECK(gradient.missing.empty());
+  } else {
+    StartCount();
+  }
+  bounds_of_all_[1] = gradient.num_elems();
   num_awaited_ = num_started_ = 0;
   num_pieces_ = 1;
   for (int owner = 0; owner < num_owners(); ++owner) {
@@ -129,12 +128,13 @@ absl::Status GradientSum::StartPiece(int64_t piece) {
     const Range range = RangeOf(owner, piece);
     const auto first = static_cast<size_t>(offsets_[owner]);
     const auto size = static_cast<size_t>(range.num_elems());
-    FOREBAY_RETURN_IF_ERROR(Bring(gradient_.elems.subspan(static_cast<size_t>(range.begin), size),
-                                  slot.elems.subspan(first, size)));
+    FOREBAY_RETURN_IF_ERROR(
+        Bring(gradient_.floats().subspan(static_cast<size_t>(range.begin), size),
+              slot.elems.subspan(first, size)));
     offsets_[owner + 1] = offsets_[owner] + range.num_elems();
   }
   CollectiveMemory memory = OnHost(slot.elems.first(static_cast<size_t>(offsets_.back())));
-  memory.layer = layer_;
+  memory.layer = gradient_.layer;
   memory.wire = wire_;
   if (gradient_.device != DeviceKind::kHost) {
     FOREBAY_RETURN_IF_ERROR(stream_->Record(*slot.has_landed));
@@ -149,7 +149,7 @@ absl::Status GradientSum::StartPiece(int64_t piece) {
 absl::Status GradientSum::Bring(std::span<const float> from, std::span<float> to) {
   if (from.empty()) return absl::OkStatus();
   if (gradient_.device != DeviceKind::kHost) {
-    const StreamScope scope(*stream_, "gradient", {.layer = layer_},
+    const StreamScope scope(*stream_, "gradient", {.layer = gradient_.layer},
                             static_cast<int64_t>(to.size_bytes()));
     return stream_->CopyToHost(std::as_writable_bytes(to), from.data());
   }
@@ -157,33 +157,33 @@ absl::Status GradientSum::Bring(std::span<const float> from, std::span<float> to
   return absl::OkStatus();
 }
 
-void GradientSum::StartCount(int layer, std::span<const int> without_gradient) {
-  const LayerSpec& spec = inventory_->layers()[layer];
+void GradientSum::StartCount() {
+  const LayerSpec& spec = inventory_->layers()[gradient_.layer];
   const std::span<float> own = std::span(num_with_).first(static_cast<size_t>(spec.num_tensors));
   std::ranges::fill(own, 1.0f);
-  for (const int tensor : without_gradient) {
+  for (const int tensor : gradient_.missing) {
     own[static_cast<size_t>(tensor - spec.first_tensor)] = 0.0f;
   }
   CollectiveMemory memory = OnHost(own);
-  memory.layer = layer;
+  memory.layer = gradient_.layer;
   count_ticket_ = ranks_->StartAllReduce(memory);
 }
 
 absl::Status GradientSum::AwaitCount(int layer) {
-  without_gradient_.clear();
+  missing_.clear();
   if (num_with_.empty()) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(ranks_->Await(count_ticket_));
   const LayerSpec& spec = inventory_->layers()[layer];
   for (int i = 0; i < spec.num_tensors; ++i) {
-    if (num_with_[static_cast<size_t>(i)] == 0) without_gradient_.push_back(spec.first_tensor + i);
+    if (num_with_[static_cast<size_t>(i)] == 0) missing_.push_back(spec.first_tensor + i);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<GradientSum::Piece> GradientSum::Await() {
+absl::StatusOr<LayerGradient> GradientSum::Await() {
   FOREBAY_CHECK(IsUnderWay());
   FOREBAY_RETURN_IF_ERROR(StartPieces());
-  if (num_awaited_ == 0) FOREBAY_RETURN_IF_ERROR(AwaitCount(layer_));
+  if (num_awaited_ == 0) FOREBAY_RETURN_IF_ERROR(AwaitCount(gradient_.layer));
   const Slot& slot = SlotOf(num_awaited_);
   FOREBAY_RETURN_IF_ERROR(ranks_->Await(slot.ticket));
   int64_t first_in_slot = 0;
@@ -192,10 +192,11 @@ absl::StatusOr<GradientSum::Piece> GradientSum::Await() {
   }
   const Range range = RangeOf(own(), num_awaited_);
   ++num_awaited_;
-  return Piece{layer_, range.begin - BoundsOf(layer_)[static_cast<size_t>(own())],
-               slot.elems.subspan(static_cast<size_t>(first_in_slot),
-                                  static_cast<size_t>(range.num_elems())),
-               without_gradient_};
+  return Fp32Gradient(gradient_.layer,
+                      slot.elems.subspan(static_cast<size_t>(first_in_slot),
+                                         static_cast<size_t>(range.num_elems())),
+                      range.begin - BoundsOf(gradient_.layer)[static_cast<size_t>(own())],
+                      missing_);
 }
 
 void GradientSum::Drop() {

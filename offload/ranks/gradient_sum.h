@@ -23,7 +23,7 @@
 #include "forebay/device/device.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/step/layer_compute.h"
+#include "forebay/step/layer_gradient.h"
 #include "forebay/swap/tiles/inventory_parts.h"
 
 namespace forebay {
@@ -35,14 +35,6 @@ inline constexpr int64_t kAutoBucketBytes = int64_t{1} << 30;
 // Owned by one thread. Allocates nothing after its creation.
 class GradientSum {
  public:
-  // A piece of a layer's sum. Its spans are valid until the next call.
-  struct Piece {
-    int layer = -1;
-    int64_t first_elem = 0;  // in the layer, or in the rank's part of it
-    std::span<const float> elems;
-    std::span<const int> without_gradient;  // the layer's tensors of which no rank has one
-  };
-
   struct Options {
     // 0: kAutoBucketBytes. At least a block of kLayerAlignElems for each rank in each slot.
     int64_t bucket_bytes = 0;
@@ -70,16 +62,16 @@ class GradientSum {
   // The memory that was given to Start is still to be read: for as long, pieces are to be awaited.
   bool NeedsGradient() const { return num_started_ < num_pieces_; }
   // Begins the sum of `gradient` (the layer's padded flat vector), as far as there is room, as soon
-  // as it has come from its device. Every rank does so in the same order of layers.
-  // `without_gradient`: its tensors that this rank has none of, which are zero. EnvironmentError of
-  // the device. Requires: none is under way; the gradient is in RAM, or on the device of the
-  // options.
-  absl::Status Start(int layer, const LayerGradient& gradient,
-                     std::span<const int> without_gradient = {});
-  // Waits for the next piece; they come from the first to the last. Gives its place to the next
-  // that has none. One that is empty and not the first is of other ranks alone. EnvironmentError of
-  // the ranks or of the device. Requires: it is under way.
-  absl::StatusOr<Piece> Await();
+  // as it has come from its device. Every rank does so in the same order of layers. Tensors that
+  // are missing are zero. EnvironmentError of the device. Requires: none is under way; the gradient
+  // is a whole one in fp32, in RAM or on the device of the options.
+  absl::Status Start(const LayerGradient& gradient);
+  // Waits for the next piece of the layer's sum, or of the rank's part of it (elements are counted
+  // in that), in fp32; they come from the first to the last. Gives its place to the next that has
+  // none. Valid until the next call. Tensors that no rank has are missing. A piece that is empty
+  // and not the first is only of other ranks. EnvironmentError of the ranks or of the device.
+  // Requires: it is under way.
+  absl::StatusOr<LayerGradient> Await();
   // Waits for what is under way, and forgets it.
   void Drop();
 
@@ -111,7 +103,7 @@ class GradientSum {
   absl::Status StartPieces();
   absl::Status StartPiece(int64_t piece);
   absl::Status Bring(std::span<const float> from, std::span<float> to);
-  void StartCount(int layer, std::span<const int> without_gradient);
+  void StartCount();
   absl::Status AwaitCount(int layer);
 
   const Inventory* const inventory_;
@@ -125,12 +117,11 @@ class GradientSum {
   // By tensor of the layer: how many ranks have a gradient; empty: each has one of every tensor.
   std::vector<float> num_with_;
   CollectiveTicket count_ticket_;
-  std::vector<int> without_gradient_;   // of the layer that is summed
+  std::vector<int> missing_;            // on all ranks, of the layer that is summed
   std::vector<int64_t> bounds_of_all_;  // [2]: 0 and the size of the layer
   std::vector<int64_t> offsets_;        // of owners in the slot that is filled
 
   // The layer that is summed, in num_pieces_ pieces.
-  int layer_ = -1;
   LayerGradient gradient_;
   int64_t num_pieces_ = 0;
   int64_t num_started_ = 0;

@@ -33,23 +33,23 @@ int64_t HostPartGradients::ChargedBytes(int64_t largest_elems) {
   return HostBuffer::ChargedBytes(largest_elems * kElemBytes);
 }
 
-absl::Status HostPartGradients::Add(int layer, std::span<const LayerGradient> of_parts) {
+absl::Status HostPartGradients::Add(std::span<const LayerGradient> of_parts) {
   constexpr int64_t kPieceElems = 1 << 14;
-  const TraceScope trace("add the gradients of parts", {.layer = layer});
-  const std::span<float> sum = buffer_.As<float>().first(of_parts.front().elems.size());
+  const TraceScope trace("add the gradients of parts", {.layer = of_parts.front().layer});
+  const std::span<float> sum = buffer_.As<float>().first(of_parts.front().floats().size());
   const int64_t num_elems = std::ssize(sum);
   pool_->ParallelFor((num_elems + kPieceElems - 1) / kPieceElems, [&](int64_t piece) {
     const int64_t begin = piece * kPieceElems;
     const int64_t count = std::min(kPieceElems, num_elems - begin);
     // Two at a time, in the order of the parts: that many pointers need no memory.
-    const float* before = of_parts.front().elems.data() + begin;
+    const float* before = of_parts.front().floats().data() + begin;
     for (const LayerGradient& part : of_parts.subspan(1)) {
-      const std::array<const float*, 2> addends = {before, part.elems.data() + begin};
+      const std::array<const float*, 2> addends = {before, part.floats().data() + begin};
       SumInRankOrder(addends, sum.data() + begin, count);
       before = sum.data() + begin;
     }
   });
-  sum_ = {.elems = sum};
+  sum_ = Fp32Gradient(of_parts.front().layer, sum);
   return absl::OkStatus();
 }
 
@@ -97,15 +97,14 @@ int64_t GpuPartGradients::ChargedBytes(int num_devices, int64_t largest_elems) {
   return (num_devices - 1) * HostBuffer::ChargedBytes(largest_elems * kElemBytes);
 }
 
-absl::Status GpuPartGradients::Bring(int layer, const LayerGradient& gradient, Way& way,
-                                     float* to) {
-  const auto size = gradient.elems.size_bytes();
-  const std::span<std::byte> in_ram = way.in_ram.bytes().first(size);
+absl::Status GpuPartGradients::Bring(const LayerGradient& gradient, Way& way, float* to) {
+  const int layer = gradient.layer;
+  const std::span<std::byte> in_ram = way.in_ram.bytes().first(gradient.bytes.size());
   if (gradient.ready != nullptr) FOREBAY_RETURN_IF_ERROR(way.stream->WaitFor(*gradient.ready));
   FOREBAY_RETURN_IF_ERROR(way.stream->WaitFor(*way.has_come));  // the one before, from RAM
   {
     const StreamScope scope(*way.stream, "gradient", {.layer = layer}, std::ssize(in_ram));
-    FOREBAY_RETURN_IF_ERROR(way.stream->CopyToHost(in_ram, gradient.elems.data()));
+    FOREBAY_RETURN_IF_ERROR(way.stream->CopyToHost(in_ram, gradient.floats().data()));
   }
   FOREBAY_RETURN_IF_ERROR(way.stream->Record(*way.has_left));
   if (gradient.taken != nullptr) FOREBAY_RETURN_IF_ERROR(way.stream->Record(*gradient.taken));
@@ -126,26 +125,28 @@ absl::Status GpuPartGradients::AddTo(int layer, float* sum, const float* first, 
   });
 }
 
-absl::Status GpuPartGradients::Add(int layer, std::span<const LayerGradient> of_parts) {
+absl::Status GpuPartGradients::Add(std::span<const LayerGradient> of_parts) {
   FOREBAY_CHECK(of_parts.size() == ways_.size() + 1);
-  const TraceScope trace("add the gradients of parts (enqueue)", {.layer = layer});
   const LayerGradient& own = of_parts.front();
-  const int64_t num_elems = std::ssize(own.elems);
+  const int layer = own.layer;
+  const TraceScope trace("add the gradients of parts (enqueue)", {.layer = layer});
+  const int64_t num_elems = own.num_elems();
   auto* const sum = reinterpret_cast<float*>(buffers_.front().address());
   auto* const coming = reinterpret_cast<float*>(buffers_.back().address());
   FOREBAY_RETURN_IF_ERROR(sums_->WaitFor(*is_taken_));  // the sum before, by whoever asked for it
   if (own.ready != nullptr) FOREBAY_RETURN_IF_ERROR(sums_->WaitFor(*own.ready));
   // The second part comes to where the sum will be, and the first is added to it: as adding it to
   // the first.
-  FOREBAY_RETURN_IF_ERROR(Bring(layer, of_parts[1], ways_.front(), sum));
-  FOREBAY_RETURN_IF_ERROR(AddTo(layer, sum, own.elems.data(), sum, num_elems));
+  FOREBAY_RETURN_IF_ERROR(Bring(of_parts[1], ways_.front(), sum));
+  FOREBAY_RETURN_IF_ERROR(AddTo(layer, sum, own.floats().data(), sum, num_elems));
   if (own.taken != nullptr) FOREBAY_RETURN_IF_ERROR(sums_->Record(*own.taken));
   for (size_t part = 2; part < of_parts.size(); ++part) {
-    FOREBAY_RETURN_IF_ERROR(Bring(layer, of_parts[part], ways_[part - 1], coming));
+    FOREBAY_RETURN_IF_ERROR(Bring(of_parts[part], ways_[part - 1], coming));
     FOREBAY_RETURN_IF_ERROR(AddTo(layer, sum, sum, coming, num_elems));
   }
   FOREBAY_RETURN_IF_ERROR(sums_->Record(*is_complete_));
-  sum_ = {.elems = {sum, own.elems.size()},
+  sum_ = {.layer = layer,
+          .bytes = std::as_bytes(std::span(sum, own.floats().size())),
           .device = DeviceKind::kCuda,
           .ready = is_complete_.get(),
           .taken = is_taken_.get()};

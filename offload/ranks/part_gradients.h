@@ -13,7 +13,7 @@
 #include "forebay/memory/device_allocation.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/step/layer_compute.h"
+#include "forebay/step/layer_gradient.h"
 
 namespace forebay {
 
@@ -21,9 +21,9 @@ namespace forebay {
 class PartGradients {
  public:
   virtual ~PartGradients() = default;
-  // [number of parts], each of the whole `layer`. Where they are on devices, nothing is
+  // [number of parts], each of a whole layer, the same, in fp32. If they are on devices, nothing is
   // waited for. EnvironmentError.
-  virtual absl::Status Add(int layer, std::span<const LayerGradient> of_parts) = 0;
+  virtual absl::Status Add(std::span<const LayerGradient> of_parts) = 0;
   // The sum that was made last.
   virtual LayerGradient Sum() = 0;
 };
@@ -37,7 +37,7 @@ class HostPartGradients final : public PartGradients {
                                                                    MemoryBudget* budget);
   static int64_t ChargedBytes(int64_t largest_elems);
 
-  absl::Status Add(int layer, std::span<const LayerGradient> of_parts) override;
+  absl::Status Add(std::span<const LayerGradient> of_parts) override;
   LayerGradient Sum() override { return sum_; }
 
  private:
@@ -62,7 +62,7 @@ class GpuPartGradients final : public PartGradients {
   static int64_t DeviceBytes(int num_devices, int64_t largest_elems);
   static int64_t ChargedBytes(int num_devices, int64_t largest_elems);
 
-  absl::Status Add(int layer, std::span<const LayerGradient> of_parts) override;
+  absl::Status Add(std::span<const LayerGradient> of_parts) override;
   LayerGradient Sum() override { return sum_; }
 
  private:
@@ -75,7 +75,7 @@ class GpuPartGradients final : public PartGradients {
   };
 
   GpuPartGradients() = default;
-  absl::Status Bring(int layer, const LayerGradient& gradient, Way& way, float* to);
+  absl::Status Bring(const LayerGradient& gradient, Way& way, float* to);
   absl::Status AddTo(int layer, float* sum, const float* first, const float* second,
                      int64_t num_elems);
 

@@ -48,7 +48,8 @@ class GradientsOfADevice : public testing::Test {
     ASSERT_TRUE(compute_->Fill(memory_.address(), value, memory_.size_bytes()).ok());
   }
   LayerGradient Gradient() {
-    return {.elems = {memory_.As<float>(), static_cast<size_t>(num_elems())},
+    return {.layer = 0,
+            .bytes = std::as_bytes(std::span<const float>(memory_.As<float>(), num_elems())),
             .device = device_->kind(),
             .ready = ready_.get(),
             .taken = taken_.get()};
@@ -62,8 +63,8 @@ class GradientsOfADevice : public testing::Test {
       if (!piece.ok()) return num_pieces;
       EXPECT_EQ(piece->layer, 0);
       EXPECT_EQ(piece->first_elem, num_seen);
-      EXPECT_THAT(std::as_bytes(piece->elems), Each(value));
-      num_seen += std::ssize(piece->elems);
+      EXPECT_THAT(piece->bytes, Each(value));
+      num_seen += piece->num_elems();
     }
     return num_pieces;
   }
@@ -83,7 +84,7 @@ TEST_F(GradientsOfADevice, ComeAsTheyWereWhenTheyWereComplete) {
   for (const auto value : {std::byte{0x3f}, std::byte{0x41}}) {
     Fill(value);
     ASSERT_TRUE(compute_->Record(*ready_).ok());
-    ASSERT_TRUE(sum_->Start(0, Gradient()).ok());
+    ASSERT_TRUE(sum_->Start(Gradient()).ok());
     int64_t num_seen = 0;
     EXPECT_EQ(ExpectPieces(num_seen, value, /*while_needed=*/true), 7);
     // The next layer's, which are made in the same place once these are taken.
@@ -122,7 +123,7 @@ SumOfRanks SumThrough(int64_t bucket_bytes, const Inventory& inventory, bool in_
     for (size_t i = 0; i < gradient.size(); ++i) {
       gradient[i] = ValueOf(ranks.rank(), static_cast<int64_t>(i));
     }
-    ASSERT_TRUE((*sum)->Start(0, {.elems = gradient}).ok());
+    ASSERT_TRUE((*sum)->Start(Fp32Gradient(0, gradient)).ok());
     while ((*sum)->IsUnderWay()) {
       if (!(*sum)->NeedsGradient()) std::ranges::fill(gradient, -1.0f);
       const auto piece = (*sum)->Await();

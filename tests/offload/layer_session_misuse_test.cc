@@ -46,7 +46,7 @@ std::vector<Call> Calls(bool adds) {
   const auto gradient = [](ModuleRun& run, int layer) -> absl::Status {
     const std::vector<float> zeros(
         static_cast<size_t>(run.session().store().inventory().layers()[layer].num_elems));
-    return run.session().Hand(layer, {.elems = zeros});
+    return run.session().Hand(Fp32Gradient(layer, zeros));
   };
   return {
       {"BeginStep",
@@ -57,9 +57,9 @@ std::vector<Call> Calls(bool adds) {
        {kPass},
        [](ModuleRun& run) { return run.session().UpdatesOfTheStepBefore(); }},
       {"Hand", {kPass}, [=](ModuleRun& run) { return gradient(run, 6); }},
-      {"Hand of no layer", {}, [](ModuleRun& run) { return run.session().Hand(7, {}); }},
-      {"Hand of another layer", {}, [](ModuleRun& run) { return run.session().Hand(-1, {}); }},
-      {"Hand of too little", {}, [](ModuleRun& run) { return run.session().Hand(6, {}); }},
+      {"Hand of no layer", {}, [](ModuleRun& run) { return run.session().Hand({.layer = 7}); }},
+      {"Hand of another layer", {}, [](ModuleRun& run) { return run.session().Hand({}); }},
+      {"Hand of too little", {}, [](ModuleRun& run) { return run.session().Hand({.layer = 6}); }},
       {"AddGradient", adds ? std::vector<Moment>{kPass} : std::vector<Moment>{},
        [](ModuleRun& run) {
          const std::byte one[4] = {};
@@ -291,7 +291,7 @@ TEST(LayerSessionSteps, AGradientThatIsNotFiniteIsNoUpdate) {
     std::vector<float> gradient(
         static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
     if (layer == 3) gradient[0] = std::numeric_limits<float>::infinity();
-    ASSERT_EQ(session.Hand(layer, {.elems = gradient}), absl::OkStatus());
+    ASSERT_EQ(session.Hand(Fp32Gradient(layer, gradient)), absl::OkStatus());
   }
   const auto gradients = session.FinishBackward();
   ASSERT_TRUE(gradients.ok()) << gradients.status();
@@ -323,7 +323,7 @@ TEST(LayerSessionSteps, ALayerThatIsNotReadIsUpdatedAllTheSame) {
           std::vector<float> gradient(
               static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
           gradient[0] = static_cast<float>(step);
-          ASSERT_EQ(session.Hand(layer, {.elems = gradient}), absl::OkStatus());
+          ASSERT_EQ(session.Hand(Fp32Gradient(layer, gradient)), absl::OkStatus());
         }
         ASSERT_TRUE(session.FinishBackward().ok());
         ASSERT_EQ(session.Update(run->KeptOfStep()), absl::OkStatus());
@@ -378,7 +378,8 @@ TEST(LayerSessionSteps, GradientsOfALayerThatIsClosedAreRefused) {
   const std::byte one[4] = {};
   ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
   ASSERT_EQ(session.AddGradient(20, DType::kF32, one), absl::OkStatus());
-  EXPECT_THAT(MessageOf(session.Hand(6, {.elems = zeros})), HasSubstr("Close the layer instead"));
+  EXPECT_THAT(MessageOf(session.Hand(Fp32Gradient(6, zeros))),
+              HasSubstr("Close the layer instead"));
   ASSERT_EQ(session.CloseLayer(6), absl::OkStatus());
   EXPECT_THAT(MessageOf(session.AddGradient(20, DType::kF32, one)), HasSubstr("was closed"));
   EXPECT_TRUE(IsUsage(session.CloseLayer(6)));
@@ -445,7 +446,7 @@ TEST(LayerSessionSteps, ADelayedUpdateIsNotCommittedWhileALeaseIsOut) {
   for (const int layer : run.plan().schedule.Handed()) {
     const std::vector<float> zeros(
         static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
-    ASSERT_EQ(session.Hand(layer, {.elems = zeros}), absl::OkStatus());
+    ASSERT_EQ(session.Hand(Fp32Gradient(layer, zeros)), absl::OkStatus());
   }
   EXPECT_TRUE(IsUsage(session.FinishBackward().status()));
   lease->Release();
@@ -498,9 +499,10 @@ TEST(LayerSessionRanks, RefuseAGradientOnADeviceThatTheyDoNotHave) {
   ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
   const std::vector<float> zeros(
       static_cast<size_t>(session.store().inventory().layers()[6].num_elems));
-  const LayerGradient elsewhere = {.elems = zeros, .device = DeviceKind::kCuda};
-  EXPECT_THAT(MessageOf(session.Hand(6, elsewhere)), HasSubstr("was made without one"));
-  EXPECT_EQ(session.Hand(6, {.elems = zeros}), absl::OkStatus());
+  LayerGradient elsewhere = Fp32Gradient(6, zeros);
+  elsewhere.device = DeviceKind::kCuda;
+  EXPECT_THAT(MessageOf(session.Hand(elsewhere)), HasSubstr("was made without one"));
+  EXPECT_EQ(session.Hand(Fp32Gradient(6, zeros)), absl::OkStatus());
 }
 
 TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {

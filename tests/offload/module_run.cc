@@ -151,12 +151,12 @@ class ModuleRun::Compute : public LayerCompute {
   absl::Status Backward(int, const HeldWeights&, size_t) override { return absl::OkStatus(); }
   void Keep(int) override {}
   void Drop(int) override {}
-  LayerGradient GradientOf(int layer) override { return {.elems = gradients_[layer]}; }
-  // Its memory is written over before the next is made.
-  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
-                                                        int64_t first_elem) override {
+  // The memory of a part is written over before the next is made.
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& weights,
+                                                            int64_t first_elem) override {
     const std::vector<float>& whole = gradients_[layer];
-    if (!makes_parts_ || first_elem == std::ssize(whole)) return std::nullopt;
+    if (first_elem == std::ssize(whole)) return std::nullopt;
+    if (!makes_parts_) return Fp32Gradient(layer, whole);
     const auto begin = whole.begin() + first_elem;
     part_.assign(begin, begin + std::min<int64_t>(kPartElems, whole.end() - begin));
     if (layer == inventory_.num_streamed_layers() - 1) {
@@ -165,7 +165,7 @@ class ModuleRun::Compute : public LayerCompute {
       Fill(layer, weights.Of(layer), again);
       FOREBAY_CHECK(std::equal(part_.begin(), part_.end(), again.begin() + first_elem));
     }
-    return LayerGradient{.elems = part_, .first_elem = first_elem};
+    return Fp32Gradient(layer, part_, first_elem);
   }
   Event* WeightsAreUsed(int) override { return nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
@@ -319,7 +319,7 @@ absl::Status ModuleRun::Hand(int layer, std::span<const float> gradient) {
                          (tensor + step) % settings_.num_ranks == settings_.rank;
     (has_one ? with : without).push_back(tensor);
   }
-  if (!settings_.adds_tensors) return session_->Hand(layer, {.elems = gradient}, without);
+  if (!settings_.adds_tensors) return session_->Hand(Fp32Gradient(layer, gradient, 0, without));
   // Where weights are gathered between them, all ranks close layers at the same places.
   if (with.empty() && settings_.zero_stage < 3) return absl::OkStatus();
   // Not that of ranges, which Clang 14 does not compile with this standard library.
@@ -345,11 +345,9 @@ absl::StatusOr<StepGradients> ModuleRun::RunPass() {
   compute_->SetStep(step);
   WalkHooks hooks;
   hooks.commit = [this] { return session_->UpdatesOfTheStepBefore(); };
-  hooks.hand_part = [&](int layer, const LayerGradient& part) {
-    return session_->HandPart(layer, part);
-  };
-  hooks.hand = [&](int layer, const LayerGradient& gradient) {
-    return Hand(layer, gradient.elems);
+  hooks.hand = [&](const LayerGradient& gradient) {
+    return settings_.hands_parts ? session_->Hand(gradient)
+                                 : Hand(gradient.layer, gradient.floats());
   };
   if (settings_.has_raw) FOREBAY_RETURN_IF_ERROR(ChangeBuffers());
   walk_->Announce(*session_);

@@ -37,11 +37,9 @@ std::vector<std::byte> Values(int64_t num_elems, float value, DType dtype) {
   return bytes;
 }
 
-std::vector<std::byte> BytesOf(const OpenLayers::Sum& sum, int64_t num_elems) {
-  const std::span<const std::byte> bytes =
-      sum.as_handed.empty() ? std::as_bytes(sum.elems) : sum.as_handed;
-  const auto end = static_cast<ptrdiff_t>(num_elems * (sum.as_handed.empty() ? 4 : 2));
-  return {bytes.begin(), bytes.begin() + end};
+std::vector<std::byte> BytesOf(const LayerGradient& sum, int64_t num_elems) {
+  const auto end = static_cast<ptrdiff_t>(num_elems * SizeOf(sum.dtype));
+  return {sum.bytes.begin(), sum.bytes.begin() + end};
 }
 
 TEST(OpenLayers, ALargeLayerTakesItsMemoryOnce) {
@@ -93,7 +91,7 @@ TEST(OpenLayers, SumsStayWhatTheyAreWhereverTheyAreMoved) {
       for (const auto& [other, of] : expected) {
         const auto found = open->SumOf(other);
         ASSERT_TRUE(found.ok());
-        ASSERT_EQ(found->as_handed.empty(), of.dtype == DType::kF32);
+        ASSERT_EQ(found->dtype, of.dtype);
         ASSERT_EQ(BytesOf(*found, num_elems[other]), Values(num_elems[other], of.sum, of.dtype))
             << "seed " << seed << ", turn " << turn << ", layer " << other;
       }
@@ -121,13 +119,13 @@ TEST(OpenLayers, TypesOfOneLayerMayDiffer) {
         ASSERT_TRUE(open->Add(1, second, values(second), pool).ok());
         const auto sum = open->SumOf(0);
         ASSERT_TRUE(sum.ok());
-        ASSERT_TRUE(sum->as_handed.empty());
+        ASSERT_EQ(sum->dtype, DType::kF32);
         const float expected[] = {first == DType::kF32 ? 3.0f : 2.0f,
                                   second == DType::kF32 ? 3.0f : 2.0f, 0.0f};
         for (size_t tensor = 0; tensor < 3; ++tensor) {
           const TensorSpec& spec = inventory.tensors()[tensor];
           for (int64_t i = 0; i < spec.num_elems; ++i) {
-            ASSERT_EQ(sum->elems[static_cast<size_t>(spec.offset_elems + i)], expected[tensor]);
+            ASSERT_EQ(sum->floats()[static_cast<size_t>(spec.offset_elems + i)], expected[tensor]);
           }
         }
         open->Close(0);

@@ -34,7 +34,7 @@ TEST(OffloadedOptimizerAllocation, AStepAllocatesNothingOnAnyThread) {
   const int64_t before = num_allocations.load();
   bool ok = true;
   for (int layer = (*run)->num_layers() - 1; layer >= 0; --layer) {
-    ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool()).ok();
+    ok = ok && optimizer.Hand(Fp32Gradient(layer, gradients[layer]), (*run)->pool()).ok();
   }
   ok = ok && optimizer.FinishBackward().ok();
   ok = ok && optimizer.BeginUpdate(ScalarsOfStep(1, 1.0)).ok();
@@ -81,7 +81,9 @@ TEST(OffloadedOptimizerAllocation, AStepThatLeavesTensorsAloneAllocatesNothingOn
   const int64_t before = num_allocations.load();
   bool ok = optimizer.SetGroups(groups).ok();
   for (int layer = (*run)->num_layers() - 1; layer >= 0; --layer) {
-    ok = ok && optimizer.Hand(layer, gradients[layer], (*run)->pool(), without[layer]).ok();
+    ok = ok &&
+         optimizer.Hand(Fp32Gradient(layer, gradients[layer], 0, without[layer]), (*run)->pool())
+             .ok();
   }
   ok = ok && optimizer.FinishBackward().ok();
   ok = ok && optimizer.BeginUpdate(ScalarsOfStep(2, 1.0)).ok();

@@ -179,7 +179,7 @@ TEST_F(DelayedUpdateTest, AnAbandonedStepLeavesThePendingUpdate) {
     for (int layer = run_->num_layers() - 1; layer >= 1; --layer) {
       const std::vector<float> gradient =
           GradientOf(run_->store().inventory(), layer, committed + 2);
-      ASSERT_TRUE(run_->optimizer().Hand(layer, gradient, run_->pool()).ok());
+      ASSERT_TRUE(run_->optimizer().Hand(Fp32Gradient(layer, gradient), run_->pool()).ok());
     }
     run_->optimizer().AbandonStep();
     EXPECT_TRUE(run_->optimizer().AnyUpdateIsDue());
@@ -217,7 +217,8 @@ TEST_F(DelayedUpdateTest, AGradientInMemoryIsNotWrittenOverBeforeItsUpdate) {
   std::atomic<bool> is_handed = false;
   absl::Status handed;
   std::thread hands([&] {
-    handed = run_->optimizer().Hand(3, GradientOf(run_->store().inventory(), 3, 2), run_->pool());
+    handed = run_->optimizer().Hand(Fp32Gradient(3, GradientOf(run_->store().inventory(), 3, 2)),
+                                    run_->pool());
     is_handed = true;
   });
   // As long as that takes: what is wrong is not found on a slow machine, but nothing else is.

@@ -77,11 +77,13 @@ class RoundingOnAGpu : public GradientLandingTest, public testing::WithParamInte
       ASSERT_TRUE(
           (*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
       ASSERT_TRUE((*stream)->Record(**ready).ok());
-      const LayerGradient handed = {.elems = {memory->As<float>(), gradient.size()},
-                                    .device = DeviceKind::kCuda,
-                                    .ready = ready->get(),
-                                    .taken = taken->get()};
-      ASSERT_TRUE((*landing)->Start(/*layer=*/0, handed).ok());
+      const LayerGradient handed = {
+          .layer = 0,
+          .bytes = std::as_bytes(std::span<const float>(memory->As<float>(), gradient.size())),
+          .device = DeviceKind::kCuda,
+          .ready = ready->get(),
+          .taken = taken->get()};
+      ASSERT_TRUE((*landing)->Start(handed).ok());
       if (i > 0) ExpectLands(**landing, gradients[i - 1]);
     }
     ExpectLands(**landing, gradients.back());
@@ -97,7 +99,7 @@ class RoundingOnAGpu : public GradientLandingTest, public testing::WithParamInte
           RoundAndSumSquaresRef(gradient.data() + i, kNormBlockElems, GetParam(),
                                 expected.data() + i * static_cast<size_t>(SizeOf(GetParam()))));
     }
-    EXPECT_TRUE(std::ranges::equal(rounded->elems, expected));
+    EXPECT_TRUE(std::ranges::equal(rounded->bytes, expected));
     ASSERT_EQ(rounded->block_squares.size(), squares.size());
     for (size_t i = 0; i < squares.size(); ++i) {
       const double sum = rounded->block_squares[i];
@@ -136,7 +138,7 @@ TEST_P(RoundingOnAGpu, KeepsWhatIsNoNumber) {
   ASSERT_TRUE(rounded.ok()) << rounded.status();
   std::vector<std::byte> expected(rounded->elems.size());
   RoundAndSumSquaresRef(gradient.data(), std::ssize(gradient), GetParam(), expected.data());
-  EXPECT_TRUE(std::ranges::equal(rounded->elems, expected));
+  EXPECT_TRUE(std::ranges::equal(rounded->bytes, expected));
   EXPECT_FALSE(std::isfinite(rounded->block_squares[0]));
   EXPECT_TRUE(std::isfinite(rounded->block_squares[1]) || GetParam() == DType::kF16);
 }
@@ -262,7 +264,7 @@ TEST_F(GradientLandingTest, AGradientInRamMayFollowOneOfTheGpu) {
   InMemoryOptimizer expected(Layout::kBf16, DType::kBF16);
   ASSERT_TRUE(run->Hand(3, 1).ok());
   const std::vector<float> in_ram = GradientOf(run->store().inventory(), 2, 1);
-  ASSERT_TRUE(run->optimizer().Hand(2, in_ram, run->pool()).ok());
+  ASSERT_TRUE(run->optimizer().Hand(Fp32Gradient(2, in_ram), run->pool()).ok());
   for (const int layer : {1, 0}) ASSERT_TRUE(run->Hand(layer, 1).ok());
   const auto stats = run->optimizer().FinishBackward();
   ASSERT_TRUE(stats.ok()) << stats.status();
@@ -286,8 +288,9 @@ TEST_F(GradientLandingTest, AGradientInRamMayHaveAnEventToo) {
     ASSERT_TRUE(
         (*stream)->CopyToHost(std::as_writable_bytes(std::span(copied)), memory->address()).ok());
     ASSERT_TRUE((*stream)->Record(**ready).ok());
-    const LayerGradient handed = {.elems = copied, .ready = ready->get()};
-    ASSERT_TRUE(run->optimizer().Hand(layer, handed, run->pool()).ok());
+    LayerGradient handed = Fp32Gradient(layer, copied);
+    handed.ready = ready->get();
+    ASSERT_TRUE(run->optimizer().Hand(handed, run->pool()).ok());
   }
   const auto stats = run->optimizer().FinishBackward();
   ASSERT_TRUE(stats.ok()) << stats.status();

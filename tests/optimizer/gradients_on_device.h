@@ -36,12 +36,7 @@ class GradientsOnDevice {
     FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*taken_));
     FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(memory_.address(), std::as_bytes(from)));
     FOREBAY_RETURN_IF_ERROR(stream_->Record(*ready_));
-    return optimizer.Hand(layer,
-                          {.elems = {memory_.As<float>(), from.size()},
-                           .device = DeviceKind::kCuda,
-                           .ready = ready_.get(),
-                           .taken = taken_.get()},
-                          pool, without);
+    return optimizer.Hand(OnDevice(layer, from.size(), 0, without), pool);
   }
 
   // The same in parts of so many elements, each in the memory of the one before.
@@ -55,18 +50,23 @@ class GradientsOnDevice {
       FOREBAY_RETURN_IF_ERROR(stream_->WaitFor(*taken_));
       FOREBAY_RETURN_IF_ERROR(stream_->CopyToDevice(memory_.address(), std::as_bytes(from)));
       FOREBAY_RETURN_IF_ERROR(stream_->Record(*ready_));
-      FOREBAY_RETURN_IF_ERROR(optimizer.HandPart(layer,
-                                                 {.elems = {memory_.As<float>(), from.size()},
-                                                  .device = DeviceKind::kCuda,
-                                                  .ready = ready_.get(),
-                                                  .taken = taken_.get(),
-                                                  .first_elem = first},
-                                                 pool));
+      FOREBAY_RETURN_IF_ERROR(optimizer.Hand(OnDevice(layer, from.size(), first, {}), pool));
     }
     return absl::OkStatus();
   }
 
  private:
+  LayerGradient OnDevice(int layer, size_t num_elems, int64_t first_elem,
+                         std::span<const int> missing) const {
+    return {.layer = layer,
+            .bytes = std::as_bytes(std::span<const float>(memory_.As<float>(), num_elems)),
+            .first_elem = first_elem,
+            .missing = missing,
+            .device = DeviceKind::kCuda,
+            .ready = ready_.get(),
+            .taken = taken_.get()};
+  }
+
   DeviceBuffer memory_;
   std::vector<std::vector<float>> sent_;  // until the stream has read them, whenever that is
   std::unique_ptr<Event> ready_, taken_;

@@ -138,7 +138,7 @@ struct HeldCase {
   }
   void HandAll(HeldGradients& held) {
     for (int layer = 0; layer < random.inventory.num_layers(); ++layer) {
-      ASSERT_EQ(held.Hand(layer, gradients[layer], pool), absl::OkStatus());
+      ASSERT_EQ(held.Hand(Fp32Gradient(layer, gradients[layer]), pool), absl::OkStatus());
     }
     ASSERT_EQ(held.Finish(), absl::OkStatus());
   }
@@ -149,7 +149,7 @@ struct HeldCase {
       for (size_t first = 0; first < whole.size();) {
         const auto size = static_cast<size_t>(part_blocks++ % 7 * kNormBlockElems);
         const auto part = whole.subspan(first, std::min(whole.size() - first, size));
-        ASSERT_EQ(held.HandPart(layer, {static_cast<int64_t>(first), part}, pool),
+        ASSERT_EQ(held.Hand(Fp32Gradient(layer, part, static_cast<int64_t>(first)), pool),
                   absl::OkStatus());
         first += part.size();
       }
@@ -232,7 +232,7 @@ TEST(HeldGradients, AreTheSameWhereTheyComeInParts) {
     const auto held = c.MakeHeld();
     // A pass that ends in the midst of a layer leaves nothing behind.
     const std::span<const float> first = c.gradients[0];
-    ASSERT_EQ(held->HandPart(0, {0, first.first(kNormBlockElems)}, c.pool), absl::OkStatus());
+    ASSERT_EQ(held->Hand(Fp32Gradient(0, first.first(kNormBlockElems)), c.pool), absl::OkStatus());
     held->Abandon();
     c.HandAllInParts(*held, static_cast<int64_t>(seed));
     c.ExpectHolds(*held, num_spilled);

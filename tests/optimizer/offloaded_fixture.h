@@ -455,7 +455,9 @@ class OffloadedRun {
     return HandOver(layer, std::move(gradient), without);
   }
   absl::Status HandOver(int layer, std::vector<float> gradient, std::span<const int> without = {}) {
-    if (on_device_ == nullptr) return optimizer_->Hand(layer, gradient, pool_, without);
+    if (on_device_ == nullptr) {
+      return optimizer_->Hand(Fp32Gradient(layer, gradient, 0, without), pool_);
+    }
     if (options_.part_elems > 0) {
       FOREBAY_CHECK(without.empty());
       return on_device_->HandParts(*optimizer_, layer, std::move(gradient), options_.part_elems,

@@ -58,7 +58,7 @@ class OffloadedOptimizerSwapperTest : public testing::TestWithParam<TierVariant>
     for (int layer = run_->num_layers() - 1; layer >= 0; --layer) {
       ASSERT_TRUE(swapper_->Acquire(layer).ok());
       const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, step);
-      ASSERT_TRUE(run_->optimizer().Hand(layer, gradient, run_->pool()).ok());
+      ASSERT_TRUE(run_->optimizer().Hand(Fp32Gradient(layer, gradient), run_->pool()).ok());
       swapper_->Release(layer);
     }
   }

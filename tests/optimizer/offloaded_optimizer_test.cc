@@ -202,7 +202,9 @@ TEST_F(OffloadedOptimizerBehaviour, AStepAbandonedInBackwardLeavesNoTrace) {
   const auto run = Start(mixed_);
   const Inventory& inventory = run->store().inventory();
   for (const int layer : {3, 2}) {
-    ASSERT_TRUE(run->optimizer().Hand(layer, GradientOf(inventory, layer, 77), run->pool()).ok());
+    ASSERT_TRUE(run->optimizer()
+                    .Hand(Fp32Gradient(layer, GradientOf(inventory, layer, 77)), run->pool())
+                    .ok());
   }
   run->optimizer().AbandonStep();
   expected.Step(1);
@@ -242,7 +244,7 @@ TEST_F(OffloadedOptimizerBehaviour, NamesTheFirstLayerWithAGradientThatIsNotFini
     for (int layer = 3; layer >= 0; --layer) {
       std::vector<float> gradient = GradientOf(run->store().inventory(), layer, 1);
       if (layer == 1 || layer == 2) gradient[100] = bad;
-      ASSERT_TRUE(run->optimizer().Hand(layer, gradient, run->pool()).ok());
+      ASSERT_TRUE(run->optimizer().Hand(Fp32Gradient(layer, gradient), run->pool()).ok());
     }
     const auto stats = run->optimizer().FinishBackward();
     ASSERT_TRUE(stats.ok());
@@ -325,7 +327,7 @@ TEST_F(OffloadedOptimizerBehaviour, RefusesAGradientThatTouchesPadding) {
   std::vector<float> gradient = GradientOf(run->store().inventory(), 1, 1);
   const TensorSpec& norm = *run->store().inventory().Find("layers.0.norm");
   gradient[norm.offset_elems + norm.num_elems] = 1e-3f;  // the next tensor begins later
-  const absl::Status status = run->optimizer().Hand(1, gradient, run->pool());
+  const absl::Status status = run->optimizer().Hand(Fp32Gradient(1, gradient), run->pool());
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
   EXPECT_THAT(MessageOf(status),
               HasSubstr("the gradient of layer 'layers.0' has 0.001 at element"));

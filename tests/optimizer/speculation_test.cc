@@ -246,7 +246,7 @@ TEST_F(SpeculationTest, AnAbandonedStepLeavesTheCommittedOne) {
     // Stopped after some layers.
     for (int layer = run_->num_layers() - 1; layer > i; --layer) {
       const std::vector<float> gradient = GradientOf(run_->store().inventory(), layer, 2);
-      ASSERT_TRUE(run_->optimizer().Hand(layer, gradient, run_->pool()).ok());
+      ASSERT_TRUE(run_->optimizer().Hand(Fp32Gradient(layer, gradient), run_->pool()).ok());
     }
     run_->optimizer().AbandonStep();
     ASSERT_NO_FATAL_FAILURE(ExpectStoreHolds(run_->store(), expected_));

@@ -384,21 +384,25 @@ TEST_F(TensorUpdatesBehaviour, WhatIsHandedOverWronglyIsRefusedAndTheStepGoesOn)
   const Inventory& inventory = run->store().inventory();
   const std::vector<float> gradient = GradientOf(inventory, 1, 1);
   const auto hand = [&](int layer, std::span<const float> elems, std::vector<int> without = {}) {
-    return optimizer.Hand(layer, elems, run->pool(), without);
+    return optimizer.Hand(Fp32Gradient(layer, elems, 0, without), run->pool());
   };
   ASSERT_TRUE(run->SetGroups(1).ok());
   ASSERT_TRUE(run->Hand(2, 1).ok());
   ExpectMisuse(run->Hand(2, 1), "layer 'layers.1' is handed over twice");
   ExpectMisuse(hand(4, gradient), "for layer 4, and layers are 0 to 3");
   ExpectMisuse(hand(-1, gradient), "for layer -1, and layers are 0 to 3");
-  ExpectMisuse(hand(1, std::span(gradient).first(2048)), "with 2048 elements, and the layer has");
+  ExpectMisuse(hand(1, std::span(gradient).first(2047)), "with 2047 elements, and the layer has");
   ExpectMisuse(hand(1, {}), "with 0 elements");
   ExpectMisuse(hand(1, gradient, {1, 5}), "tensor 5 is said to be without a gradient");
   ExpectMisuse(hand(1, gradient, {-1}), "indices 1 to 4");
   ExpectMisuse(hand(1, gradient, {10}), "indices 1 to 4");
   ExpectMisuse(optimizer.FinishBackward().status(), "no gradient of layer 'embed' was");
-  const LayerGradient elsewhere = {.elems = gradient, .device = DeviceKind::kCuda};
-  ExpectMisuse(optimizer.Hand(1, elsewhere, run->pool()), "the optimizer was made without one");
+  LayerGradient elsewhere = Fp32Gradient(1, gradient);
+  elsewhere.device = DeviceKind::kCuda;
+  ExpectMisuse(optimizer.Hand(elsewhere, run->pool()), "the optimizer was made without one");
+  const LayerGradient in_fp16 = {
+      .layer = 1, .bytes = elsewhere.bytes.first(elsewhere.bytes.size() / 2), .dtype = DType::kF16};
+  ExpectMisuse(optimizer.Hand(in_fp16, run->pool()), "is fp16, and gradients are held in bf16");
   ASSERT_TRUE(run->Hand(0, 1).ok());
   ExpectMisuse(optimizer.FinishBackward().status(), "no gradient of layer 'layers.0' was");
   ASSERT_TRUE(run->Hand(1, 1).ok());

@@ -47,7 +47,7 @@ class WindowedRun {
     ok = ok && run_->optimizer().AwaitAllWrites().ok();
     for (const int layer : backward_) {
       ok = ok && swapper_->Acquire(layer).ok();
-      ok = ok && run_->optimizer().Hand(layer, gradients_[layer], run_->pool()).ok();
+      ok = ok && run_->optimizer().Hand(Fp32Gradient(layer, gradients_[layer]), run_->pool()).ok();
       if (ok) swapper_->Release(layer);
     }
     const auto stats = run_->optimizer().FinishBackward();

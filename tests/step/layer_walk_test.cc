@@ -54,13 +54,15 @@ class Recorder : public ParamSource, public LayerCompute {
   void Save(int layer) override { Note("save", layer).IgnoreError(); }
   void Keep(int layer) override { Note("keep", layer).IgnoreError(); }
   void Drop(int layer) override { Note("drop", layer).IgnoreError(); }
-  LayerGradient GradientOf(int layer) override { return {.ready = layer == 1 ? &event : nullptr}; }
-  absl::StatusOr<std::optional<LayerGradient>> MakePart(int layer, const HeldWeights& weights,
-                                                        int64_t first_elem) override {
-    if (layer != layer_in_parts || first_elem == std::ssize(gradient_)) return std::nullopt;
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& weights,
+                                                            int64_t first_elem) override {
+    if (layer != layer_in_parts) {
+      return LayerGradient{.layer = layer, .ready = layer == 1 ? &event : nullptr};
+    }
+    if (first_elem == std::ssize(gradient_)) return std::nullopt;
     Compute("part", layer, weights, static_cast<size_t>(first_elem)).IgnoreError();
-    return LayerGradient{.elems = std::span(gradient_).subspan(first_elem, first_elem == 0 ? 3 : 2),
-                         .first_elem = first_elem};
+    return Fp32Gradient(layer, std::span(gradient_).subspan(first_elem, first_elem == 0 ? 3 : 2),
+                        first_elem);
   }
   Event* WeightsAreUsed(int layer) override { return layer == 2 ? &event : nullptr; }
   absl::StatusOr<double> LossSumOf(size_t) override { return 0.0; }
@@ -133,14 +135,12 @@ class LayerWalkTest : public testing::Test {
       fractions_.push_back(fraction);
       return stop_at_ == fraction ? StorageError("as asked") : absl::OkStatus();
     };
-    hooks.hand = [&](int layer, const LayerGradient& gradient) {
-      recorder_.calls.push_back(
-          fmt::format("hand {}{}", layer, gradient.ready != nullptr ? " behind its event" : ""));
-      return recorder_.Result();
-    };
-    hooks.hand_part = [&](int layer, const LayerGradient& part) {
-      recorder_.calls.push_back(
-          fmt::format("hand {} from {}: {}", layer, part.first_elem, part.elems.size()));
+    hooks.hand = [&](const LayerGradient& gradient) {
+      std::string& call = recorder_.calls.emplace_back(fmt::format("hand {}", gradient.layer));
+      if (gradient.ready != nullptr) call += " behind its event";
+      if (gradient.num_elems() > 0) {
+        call += fmt::format(" from {}: {}", gradient.first_elem, gradient.num_elems());
+      }
       return recorder_.Result();
     };
     hooks.commit = [&] {

@@ -98,13 +98,17 @@ absl::StatusOr<double> MeasureGpuBlock(const DecoderConfig& model, const TrainOp
                      .operations);
   const std::vector<MicroBatch> batches = {BatchOf(tokens)};
   WalkHooks hooks;
-  hooks.hand = [](int, const LayerGradient&) { return absl::OkStatus(); };
+  Event* is_complete = nullptr;  // the last gradient
+  hooks.hand = [&](const LayerGradient& gradient) {
+    is_complete = gradient.ready;
+    return absl::OkStatus();
+  };
   FOREBAY_ASSIGN_OR_RETURN(
       const double seconds, MedianSeconds(stop, [&]() -> absl::Status {
         FOREBAY_RETURN_IF_ERROR(decoder->BeginPass(batches, /*gradient_scale=*/1));
         walk.Announce(*weights);
         FOREBAY_RETURN_IF_ERROR(walk.Run(*weights, *decoder, hooks));
-        return decoder->GradientOf(/*layer=*/0).ready->Await();  // the last that is complete
+        return is_complete->Await();
       }));
   const DecoderFlops flops = FlopsOf(config, tokens.num_tokens(), tokens.seq);
   return (flops.forward + flops.backward) / seconds;

@@ -47,18 +47,22 @@ absl::Status DividedCompute::Do(Call call, int layer, const HeldWeights& held, s
 }
 
 // The gradients of the layer, which are complete with its last micro-batch.
-absl::Status DividedCompute::AddBehind(int layer, size_t batch) {
+absl::Status DividedCompute::AddBehind(int layer, const HeldWeights& held, size_t batch) {
   if (batch + 1 < of_batch_.size()) return absl::OkStatus();
   for (size_t part = 0; part < parts_.size(); ++part) {
     FOREBAY_CHECK(is_active_[part] != 0);
-    to_be_added_[part] = parts_[part]->GradientOf(layer);
+    FOREBAY_ASSIGN_OR_RETURN(const std::optional<LayerGradient> of_part,
+                             parts_[part]->GradientFrom(layer, held, /*first_elem=*/0));
+    to_be_added_[part] = *of_part;
   }
   added_layer_ = layer;
-  return gradients_->Add(layer, to_be_added_);
+  return gradients_->Add(to_be_added_);
 }
 
-LayerGradient DividedCompute::GradientOf(int layer) {
+absl::StatusOr<std::optional<LayerGradient>> DividedCompute::GradientFrom(
+    int layer, const HeldWeights& /*weights*/, int64_t first_elem) {
   FOREBAY_CHECK(layer == added_layer_);
+  if (first_elem > 0) return std::nullopt;
   return gradients_->Sum();
 }
 
@@ -72,7 +76,7 @@ absl::Status DividedCompute::Loss(int layer, const HeldWeights& held, size_t bat
 
 absl::Status DividedCompute::LossAndGradient(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_RETURN_IF_ERROR(Do(&LayerCompute::LossAndGradient, layer, held, batch));
-  return AddBehind(layer, batch);
+  return AddBehind(layer, held, batch);
 }
 
 absl::Status DividedCompute::Recompute(int layer, const HeldWeights& held, size_t batch) {
@@ -81,7 +85,7 @@ absl::Status DividedCompute::Recompute(int layer, const HeldWeights& held, size_
 
 absl::Status DividedCompute::Backward(int layer, const HeldWeights& held, size_t batch) {
   FOREBAY_RETURN_IF_ERROR(Do(&LayerCompute::Backward, layer, held, batch));
-  return AddBehind(layer, batch);
+  return AddBehind(layer, held, batch);
 }
 
 template <typename Each>

@@ -43,7 +43,8 @@ class DividedCompute final : public LayerCompute {
   void Keep(int layer) override;
   void Drop(int layer) override;
   // As it was added behind the layer's last micro-batch. Requires: that was of this layer.
-  LayerGradient GradientOf(int layer) override;
+  absl::StatusOr<std::optional<LayerGradient>> GradientFrom(int layer, const HeldWeights& weights,
+                                                            int64_t first_elem) override;
   // By the first part; of the others whoever lends weights to them asks itself.
   Event* WeightsAreUsed(int layer) override { return parts_.front()->WeightsAreUsed(layer); }
   absl::StatusOr<double> LossSumOf(size_t batch) override;
@@ -56,7 +57,7 @@ class DividedCompute final : public LayerCompute {
     size_t batch = 0;
   };
   absl::Status Do(Call call, int layer, const HeldWeights& held, size_t batch);
-  absl::Status AddBehind(int layer, size_t batch);
+  absl::Status AddBehind(int layer, const HeldWeights& held, size_t batch);
   template <typename Each>
   void ForActive(const Each& each);
 

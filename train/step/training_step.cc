@@ -22,12 +22,7 @@ absl::Status TrainingStep::RunPass(const StepInputs& inputs, double gradient_sca
     if (inputs.before_backward) FOREBAY_RETURN_IF_ERROR(inputs.before_backward());
     return layers_->UpdatesOfTheStepBefore();
   };
-  hooks.hand = [this](int layer, const LayerGradient& gradient) {
-    return layers_->Hand(layer, gradient);
-  };
-  hooks.hand_part = [this](int layer, const LayerGradient& part) {
-    return layers_->HandPart(layer, part);
-  };
+  hooks.hand = [this](const LayerGradient& gradient) { return layers_->Hand(gradient); };
   hooks.activations = activations_;
   walk_.Announce(*source_);
   return walk_.Run(*source_, *compute_, hooks);

@@ -54,8 +54,9 @@ absl::StatusOr<Gradients> RunTraining(Decoder& decoder, ParamSource& source,
   Gradients gradients;
   gradients.layers.resize(static_cast<size_t>(decoder.inventory().num_layers()));
   WalkHooks hooks;
-  hooks.hand = [&](int layer, const LayerGradient& gradient) {
-    gradients.layers[layer].assign(gradient.elems.begin(), gradient.elems.end());
+  hooks.hand = [&](const LayerGradient& gradient) {
+    const std::span<const float> elems = gradient.floats();
+    gradients.layers[gradient.layer].assign(elems.begin(), elems.end());
     return absl::OkStatus();
   };
   LayerWalk walk(ChainSchedule(ChainOf(decoder.config())).operations);

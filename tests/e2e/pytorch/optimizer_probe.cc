@@ -106,7 +106,8 @@ class Training {
       std::ranges::copy_if(without, std::back_inserter(of_layer), [&](int tensor) {
         return inventory_.tensors()[static_cast<size_t>(tensor)].layer == layer;
       });
-      FOREBAY_RETURN_IF_ERROR(optimizer_->Hand(layer, gradients[layer], pool_, of_layer));
+      FOREBAY_RETURN_IF_ERROR(
+          optimizer_->Hand(Fp32Gradient(layer, gradients[layer], 0, of_layer), pool_));
     }
     FOREBAY_RETURN_IF_ERROR(optimizer_->FinishBackward().status());
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());

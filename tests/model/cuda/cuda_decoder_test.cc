@@ -82,27 +82,20 @@ class CudaDecoderTest : public ::testing::TestWithParam<std::string> {
     Gradients gradients(static_cast<size_t>(64));
     const auto stream = *device_->CreateStream();
     WalkHooks hooks;
-    hooks.hand = [&](int layer, const LayerGradient& gradient) -> absl::Status {
-      std::vector<float>& to = gradients[layer];
-      to.resize(gradient.elems.size());
+    hooks.hand = [&](const LayerGradient& gradient) -> absl::Status {
+      std::vector<float>& to = gradients[gradient.layer];
+      EXPECT_EQ(gradient.first_elem, std::ssize(to));
+      const int64_t num_elems = model_.inventory.layers()[gradient.layer].num_elems;
+      to.reserve(static_cast<size_t>(num_elems));  // a part before may be on its way to it
+      to.resize(static_cast<size_t>(gradient.end_elem()));
       FOREBAY_RETURN_IF_ERROR(stream->WaitFor(*gradient.ready));
       FOREBAY_RETURN_IF_ERROR(
-          stream->CopyToHost(std::as_writable_bytes(std::span(to)), gradient.elems.data()));
-      return late ? stream->Record(*gradient.taken) : stream->Await();
-    };
-    hooks.hand_part = [&](int layer, const LayerGradient& part) -> absl::Status {
-      std::vector<float>& to = gradients[layer];
-      EXPECT_EQ(part.first_elem, std::ssize(to));
-      constexpr size_t kMostElems = size_t{1} << 21;
-      to.reserve(kMostElems);  // the part before is still on its way to where it lies
-      FOREBAY_CHECK(to.size() + part.elems.size() <= kMostElems);
-      to.resize(to.size() + part.elems.size());
-      // Memory that the next part is made in before this is done shows.
-      FOREBAY_RETURN_IF_ERROR(stream->WaitFor(*part.ready));
-      FOREBAY_RETURN_IF_ERROR(stream->CopyToHost(
-          std::as_writable_bytes(std::span(to).subspan(part.first_elem)), part.elems.data()));
-      ++num_parts_;
-      return stream->Record(*part.taken);
+          stream->CopyToHost(std::as_writable_bytes(std::span(to).subspan(gradient.first_elem)),
+                             gradient.bytes.data()));
+      const bool is_part = gradient.num_elems() < num_elems;
+      num_parts_ += is_part ? 1 : 0;
+      // Memory that the next part is made in before this one is taken shows.
+      return late || is_part ? stream->Record(*gradient.taken) : stream->Await();
     };
     LayerWalk walk(operations);
     EXPECT_TRUE(gpu.decoder->BeginPass(batches, kScale).ok());

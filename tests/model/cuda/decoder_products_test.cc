@@ -37,7 +37,7 @@ class DecoderProducts : public ::testing::TestWithParam<std::string> {
         device.get(), &device_budget, &host_budget, algorithms);
     const auto window = *GpuWindow::Create(&source, device.get(), /*num_places=*/3, LargestLayer());
     WalkHooks hooks;
-    hooks.hand = [&](int, const LayerGradient& gradient) { return gradient.ready->Await(); };
+    hooks.hand = [&](const LayerGradient& gradient) { return gradient.ready->Await(); };
     LayerWalk walk(operations);
     FOREBAY_CHECK(decoder->BeginPass({&batch, 1}, 1).ok());
     walk.Announce(*window);

@@ -90,7 +90,7 @@ TEST(DecoderComputeAllocation, AStepAllocatesNothingAfterWarmUpWhateverTheActiva
     ASSERT_TRUE(compute.ok()) << compute.status();
     LayerWalk walk(ChainSchedule(ChainOf(model.config)).operations);
     WalkHooks hooks;
-    hooks.hand = [](int, const LayerGradient&) { return absl::OkStatus(); };
+    hooks.hand = [](const LayerGradient&) { return absl::OkStatus(); };
     int64_t before = 0;
     for (int pass = 0; pass < 2; ++pass) {
       walk.Announce(runner.source());

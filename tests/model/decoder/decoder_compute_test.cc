@@ -21,6 +21,15 @@ namespace forebay::testing {
 namespace {
 
 constexpr double kScale = 0.05;
+
+// Parts come in order.
+absl::Status Append(const LayerGradient& gradient, std::vector<std::vector<float>>& to) {
+  std::vector<float>& of_layer = to[static_cast<size_t>(gradient.layer)];
+  EXPECT_EQ(gradient.first_elem, std::ssize(of_layer));
+  const std::span<const float> elems = gradient.floats();
+  of_layer.insert(of_layer.end(), elems.begin(), elems.end());
+  return absl::OkStatus();
+}
 constexpr DType kActivationDTypes[] = {DType::kF32, DType::kBF16};
 
 // Keeps what is spilled elsewhere, and lets nothing stay in its buffer.
@@ -88,15 +97,7 @@ class DecoderComputeTest : public ::testing::TestWithParam<std::string> {
                                       ActivationStorage* storage = nullptr) {
     std::vector<std::vector<float>> gradients(static_cast<size_t>(model_.inventory.num_layers()));
     WalkHooks hooks;
-    hooks.hand = [&](int layer, const LayerGradient& gradient) {
-      gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
-      return absl::OkStatus();
-    };
-    hooks.hand_part = [&](int layer, const LayerGradient& part) {
-      EXPECT_EQ(part.first_elem, std::ssize(gradients[layer]));
-      gradients[layer].insert(gradients[layer].end(), part.elems.begin(), part.elems.end());
-      return absl::OkStatus();
-    };
+    hooks.hand = [&](const LayerGradient& gradient) { return Append(gradient, gradients); };
     hooks.activations = storage;
     LayerWalk walk(operations);
     EXPECT_TRUE(compute.BeginPass(batches, kScale).ok());
@@ -234,16 +235,11 @@ class LargeVocabularyTest : public ::testing::TestWithParam<std::tuple<bool, cpu
     std::vector<std::vector<float>> gradients(static_cast<size_t>(model_.inventory.num_layers()));
     num_parts_ = 0;
     WalkHooks hooks;
-    hooks.hand = [&](int layer, const LayerGradient& gradient) {
-      gradients[layer].assign(gradient.elems.begin(), gradient.elems.end());
-      return absl::OkStatus();
-    };
-    hooks.hand_part = [&](int layer, const LayerGradient& part) {
-      ++num_parts_;
-      EXPECT_EQ(part.first_elem, std::ssize(gradients[layer]));
-      EXPECT_EQ(part.elems.size() % kLayerAlignElems, 0);
-      gradients[layer].insert(gradients[layer].end(), part.elems.begin(), part.elems.end());
-      return absl::OkStatus();
+    hooks.hand = [&](const LayerGradient& gradient) {
+      const LayerSpec& layer = model_.inventory.layers()[static_cast<size_t>(gradient.layer)];
+      num_parts_ += gradient.num_elems() < layer.num_elems ? 1 : 0;
+      EXPECT_EQ(gradient.num_elems() % kLayerAlignElems, 0);
+      return Append(gradient, gradients);
     };
     LayerWalk walk(ChainSchedule(ChainOf(model_.config, recompute)).operations);
     PiecewiseSource in_pieces(&runner_.source(), PieceElemsOf(model_.config));
