@@ -35,8 +35,7 @@ DeviceQueue::Choice DeviceQueue::ChooseLane() const {
   while (best < kNumClasses - 1 && lanes_[best].first == nullptr) ++best;
   const bool turn_goes_on =
       turn_lane_ >= 0 && turn_left_bytes_ > 0 && lanes_[turn_lane_].first != nullptr;
-  const bool may_be_interrupted = best == kDemandLane || turn_lane_ == kBackgroundLane;
-  if (turn_goes_on && (turn_of_age_ || !may_be_interrupted)) return {turn_lane_, turn_of_age_};
+  if (turn_goes_on && (turn_of_age_ || best != kDemandLane)) return {turn_lane_, turn_of_age_};
   const int oldest = Oldest();
   if (oldest >= 0) return {oldest, true};
   return {best, false};

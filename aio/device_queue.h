@@ -13,10 +13,10 @@ namespace forebay {
 // First in, first out within a class; classes in their order, with two exceptions.
 //  - A disk that reads and writes at once is slower than one that does them in turn, so write-backs
 //    that began go on for `burst_bytes` before prefetches interrupt them. A demand, for which
-//    somebody waits, interrupts them at once; and anything does what is done in the background.
+//    somebody waits, interrupts them at once.
 //  - A class that was passed over while `burst_bytes` were started gets a turn of that length,
-//    which nothing interrupts. So nothing starves: with five classes, each waits for at most
-//    5 * burst_bytes (its own wait to come of age, and the turns of the four others).
+//    which nothing interrupts. So nothing starves: with four classes, each waits for at most
+//    4 * burst_bytes (its own wait to come of age, and the turns of the three others).
 // Intrusive: allocates nothing. Thread-compatible.
 class DeviceQueue {
  public:
@@ -45,9 +45,8 @@ class DeviceQueue {
   IoOp& Any();
 
  private:
-  static constexpr int kNumClasses = 5;
+  static constexpr int kNumClasses = 4;
   static constexpr int kDemandLane = static_cast<int>(IoClass::kDemand);
-  static constexpr int kBackgroundLane = static_cast<int>(IoClass::kBackground);
   struct Lane {
     IoOp* first = nullptr;
     IoOp* last = nullptr;

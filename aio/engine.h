@@ -29,9 +29,8 @@ enum class IoKind : uint8_t { kRead, kWrite, kFlush };
 // Served in this order; first in, first out within a class. device_queue.h has the bound within
 // which a lower class gets its turn all the same.
 // kDemand: what somebody waits for, a record of a commit too. kPrefetch: what will be computed
-// with. kUpdateRead: what will be updated, which is far more and may come later. kBackground: what
-// nobody waits for.
-enum class IoClass : uint8_t { kDemand, kPrefetch, kUpdateRead, kWriteBack, kBackground };
+// with. kUpdateRead: what will be updated, which is far more and may come later.
+enum class IoClass : uint8_t { kDemand, kPrefetch, kUpdateRead, kWriteBack };
 
 class Engine;
 

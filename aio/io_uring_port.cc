@@ -31,12 +31,11 @@ constexpr size_t kBufferBytesMax = size_t{1} << 30;
 constexpr uint64_t kWakeTag = uint64_t{1} << 32;
 constexpr uint64_t kIgnoreTag = uint64_t{1} << 33;
 
-// Best effort, level 0 for what somebody waits for, 7 for what nobody does, 4 (the default) for the
-// rest. Schedulers that know priorities (mq-deadline, bfq) honour it; "none" does not look.
+// Best effort, level 0 for what somebody waits for, 4 (the default) for the rest. Schedulers that
+// know priorities (mq-deadline, bfq) honour it; "none" does not look.
 uint16_t PriorityOf(IoClass io_class) {
   constexpr uint16_t kBestEffort = 2 << 13;
-  if (io_class == IoClass::kDemand) return kBestEffort;
-  return kBestEffort | (io_class == IoClass::kBackground ? 7 : 4);
+  return kBestEffort | (io_class == IoClass::kDemand ? 0 : 4);
 }
 
 class IoUringPort : public IoPort {

@@ -95,7 +95,6 @@ struct OffloadOptions {
   // Durability.
   Durability durability = Durability::kAuto;
   int64_t commit_every = 0;  // steps; 0: as commit_policy.h has it
-  int64_t scrub_every = 0;   // steps from one scrub's beginning to the next one's; 0: none
 };
 
 OptimizerConfig RuleOf(const OffloadOptions& options);

@@ -363,10 +363,6 @@ class Planner {
     if (inventory_.has_raw_layer()) {
       terms.push_back({"raw tensors", RawTensors::ChargedBytes(tiles_), 0, "--tile_elems"});
     }
-    if (options_.scrub_every > 0 && num_slots_ > 1) {
-      terms.push_back({"verification beside the steps", TensorStore::ScrubBytes(tiles_), 0,
-                       "--scrub_every=0 or --tile_elems"});
-    }
     return terms;
   }
 

@@ -45,15 +45,4 @@ absl::Status StoreSnapshot::ReadRaw(const TensorSpec& tensor, int64_t first_byte
   return status;
 }
 
-int StoreSnapshot::Scrub(int first_tile, std::span<std::byte> memory,
-                         const std::function<bool()>& goes_on,
-                         std::vector<TileDamage>& damaged) const {
-  using Scrubbed = TensorStore::Impl::Scrubbed;
-  return store_->impl_->ScrubTiles(slot_, first_tile, memory, IoClass::kBackground,
-                                   [&](int, std::vector<TileDamage> of_tile) {
-                                     std::ranges::move(of_tile, std::back_inserter(damaged));
-                                     return goes_on() ? Scrubbed::kNext : Scrubbed::kLast;
-                                   });
-}
-
 }  // namespace forebay

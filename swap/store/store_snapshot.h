@@ -38,11 +38,6 @@ class StoreSnapshot {
                              std::span<uint16_t> out) const;
   absl::Status ReadRaw(const TensorSpec& tensor, int64_t first_byte,
                        std::span<std::byte> out) const;
-  // Verifies the tiles from `first_tile` on, one at a time and behind everybody else's transfers,
-  // until `goes_on`, which is asked behind each, says no. What is damaged goes to `damaged`. The
-  // first tile that is still to be verified. `memory`: TensorStore::ScrubBytes, aligned.
-  int Scrub(int first_tile, std::span<std::byte> memory, const std::function<bool()>& goes_on,
-            std::vector<TileDamage>& damaged) const;
   // Whether one of the reads of tensors has ended with an error: what is wrong then is the store's.
   bool read_failed() const { return read_failed_; }
 

@@ -223,7 +223,7 @@ struct TensorStore::Impl {
   // Verifies tiles of a slot from `first_tile` on, in their order, until `take` ends it. The first
   // tile that is still to be verified. `memory`: of one tile (ScrubBytes), or up to four, which are
   // read ahead; aligned.
-  int ScrubTiles(uint32_t slot, int first_tile, std::span<std::byte> memory, IoClass io_class,
+  int ScrubTiles(uint32_t slot, int first_tile, std::span<std::byte> memory,
                  const TakeScrubbed& take);
   absl::Status FollowCommit();
   absl::StatusOr<bool> HasMovedOn();

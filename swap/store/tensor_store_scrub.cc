@@ -1,5 +1,5 @@
-// Reading all of a slot, and comparing it with its checksums: at rest, beside the steps of this
-// process, and beside another process that works on the store.
+// Reading all of a slot, and comparing it with its checksums: at rest, and beside another
+// process that works on the store.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -66,7 +66,7 @@ int64_t TensorStore::ScrubBytes(const TileMap& tiles) {
 }
 
 int TensorStore::Impl::ScrubTiles(uint32_t slot, int first_tile, std::span<std::byte> memory,
-                                  IoClass io_class, const TakeScrubbed& take) {
+                                  const TakeScrubbed& take) {
   const int64_t tile_bytes = ScrubBytes(tiles);
   std::array<ScrubBuffers, kScrubTiles> ring;
   const auto num_ahead = static_cast<int>(static_cast<int64_t>(memory.size()) / tile_bytes);
@@ -78,9 +78,9 @@ int TensorStore::Impl::ScrubTiles(uint32_t slot, int first_tile, std::span<std::
     buffers.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
     buffers.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
                                   static_cast<size_t>(tiles.StateBytes(spec)));
-    Start(buffers.weights_op, IoKind::kRead, io_class, WeightsFile(spec), WeightOffset(spec, slot),
+    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec), WeightOffset(spec, slot),
           buffers.weights);
-    Start(buffers.state_op, IoKind::kRead, io_class, StateFile(spec), StateOffset(spec, slot),
+    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec), StateOffset(spec, slot),
           buffers.state);
   };
   int num_started = first_tile;
@@ -112,7 +112,7 @@ absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
       const HostBuffer memory,
       HostBuffer::Create(budget, "tiles to verify", kScrubTiles * ScrubBytes(tiles)));
   int64_t done_bytes = 0;
-  ScrubTiles(slot, 0, memory.bytes(), IoClass::kPrefetch,
+  ScrubTiles(slot, 0, memory.bytes(),
              [&](int tile, std::vector<TileDamage> of_tile) {
                std::ranges::move(of_tile, std::back_inserter(damaged));
                done_bytes += BytesOf(tile);
@@ -202,7 +202,7 @@ absl::Status TensorStore::ScrubBesideWriter(MemoryBudget* budget,
       return *has_moved_on ? Impl::Scrubbed::kLast : Impl::Scrubbed::kNext;
     };
     const int next =
-        impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(), IoClass::kPrefetch, take);
+        impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(), take);
     FOREBAY_RETURN_IF_ERROR(has_moved_on.status());
     if (next == tile && ++num_attempts == kMostAttempts) {
       return EnvironmentError(fmt::format(

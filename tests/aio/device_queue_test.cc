@@ -12,14 +12,14 @@ namespace {
 constexpr int64_t kQueuedOpBytes = 4096;
 
 // Takes everything, a block at a time, and spells the classes: d(emand), p(refetch), u(pdate read),
-// w(rite-back), b(ackground).
+// w(rite-back).
 std::string TakeAll(DeviceQueue& queue) {
   std::string order;
   while (!queue.empty()) {
     const IoOp* const expected = &queue.Peek();
     const IoOp* const taken = queue.Take(kQueuedOpBytes).op;
     EXPECT_EQ(taken, expected) << "Peek must foresee Take";
-    order += "dpuwb"[static_cast<int>(taken->io_class)];
+    order += "dpuw"[static_cast<int>(taken->io_class)];
   }
   return order;
 }
@@ -35,8 +35,7 @@ class DeviceQueueTest : public testing::Test {
     op.io_class = letter == 'd'   ? IoClass::kDemand
                   : letter == 'p' ? IoClass::kPrefetch
                   : letter == 'u' ? IoClass::kUpdateRead
-                  : letter == 'w' ? IoClass::kWriteBack
-                                  : IoClass::kBackground;
+                                  : IoClass::kWriteBack;
     op.kind = letter == 'w' ? IoKind::kWrite : IoKind::kRead;
     op.buffer = std::span(memory_).first(static_cast<size_t>(bytes));
     queue.Push(op);
@@ -80,23 +79,6 @@ TEST_F(DeviceQueueTest, ADemandReadGoesBetweenThePiecesOfAPrefetch) {
   queue.Take(kQueuedOpBytes);
   Push(queue, "d");
   EXPECT_EQ(TakeAll(queue), "dpp");
-}
-
-TEST_F(DeviceQueueTest, WhatIsDoneInTheBackgroundWaitsForEverythingElse) {
-  DeviceQueue queue(100 * kQueuedOpBytes);
-  Push(queue, "bwpd");
-  EXPECT_EQ(TakeAll(queue), "dpwb");
-  Push(queue, 'b', 3 * kQueuedOpBytes);
-  queue.Take(kQueuedOpBytes);
-  Push(queue, "pw");
-  EXPECT_EQ(TakeAll(queue), "pwbb");
-}
-
-TEST_F(DeviceQueueTest, TheBackgroundDoesNotStarveEither) {
-  DeviceQueue queue(4 * kQueuedOpBytes);
-  Push(queue, "dddddddddddddddppppppppppppuuuuuuuuuuuuwwwwwwwwwwwwb");
-  const std::string order = TakeAll(queue);
-  EXPECT_LE(order.find('b'), 20u) << order;
 }
 
 TEST_F(DeviceQueueTest, AWriteBackThatWasPassedOverForABurstGetsATurnOfThatLength) {

@@ -266,9 +266,6 @@ std::vector<OptionSpec> PlacementRows() {
                      "steps between commits; 0: each where all state is on disk, else so that they "
                      "take 5 % of the time, more often where a crash would lose more than ten "
                      "minutes"),
-      Whole<int64_t>("offload", "scrub_every", &O::scrub_every, 0, kManySteps,
-                     "steps between verifications of the committed state, each beside the steps "
-                     "that follow, with the disk's time that those leave; 0: off"),
   };
 }
 
@@ -291,8 +288,6 @@ std::vector<OptionSpec> RankRows() {
           "offload", "reduce_bucket", &O::reduce_bucket_bytes,
           "gradients (fp32) that are being summed over ranks at one time: a constant, also where "
           "layers are larger; auto: 1 GiB, or as much as the largest layer"),
-      Switch("offload", "share_gpu", &O::share_gpu,
-             "several ranks may compute on one GPU, each with its part of its memory"),
       Real("offload", "rank_timeout", &O::rank_timeout,
            {.least = 0, .most = 1e6, .above_least = true},
            "seconds that one rank may keep the others waiting"),

@@ -94,7 +94,6 @@ struct RunOptions {
   // several processes
   int zero_stage = 0;        // what is divided among ranks, as in ZeRO; 0: data alone
   double rank_timeout = 60;  // seconds that a rank may keep the others waiting
-  bool share_gpu = false;    // ranks may compute on one GPU
   int rank = 0;              // as the run was launched: no options
   int num_ranks = 1;
   int gpu_index = 0;      // of those that this process sees

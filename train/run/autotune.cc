@@ -115,7 +115,7 @@ TrainOptions OfATrial(TrainOptions options, const TunedSettings& settings,
   // From the first step on that may.
   if (options.delay_update_from > 0) options.delay_update_from = 2;
   options.eval_data.clear();
-  options.save_every = options.scrub_every = 0;
+  options.save_every = 0;
   options.export_format = ExportFormat::kNone;
   options.max_tbw = 0;
   options.trace.clear();

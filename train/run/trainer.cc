@@ -26,7 +26,6 @@
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/infer/evaluate.h"
 #include "forebay/train/options/lr_schedule.h"
-#include "forebay/train/run/background_scrub.h"
 #include "forebay/train/run/drive_watch.h"
 #include "forebay/train/run/logged_observer.h"
 #include "forebay/train/run/metrics.h"
@@ -140,8 +139,7 @@ class TrainingRun {
   PreparedRun prepared_;
   LineLog metrics_;
   std::unique_ptr<RunSession> session_;
-  std::unique_ptr<RunExports> exports_;     // of --save_every
-  std::unique_ptr<BackgroundScrub> scrub_;  // of --scrub_every
+  std::unique_ptr<RunExports> exports_;  // of --save_every
   std::optional<StepBatches> batches_;
   int64_t first_step_ = 0;                 // of this process
   RunProgress progress_;                   // after the released step
@@ -180,8 +178,6 @@ absl::Status TrainingRun::OpenSession() {
   const Inventory& whole =
       prepared_.parts == nullptr ? session_->store().inventory() : prepared_.parts->whole();
   FOREBAY_RETURN_IF_ERROR(exports_->HoldSpace(whole, prepared_.plan.exports_to_come));
-  FOREBAY_ASSIGN_OR_RETURN(scrub_, BackgroundScrub::Create(options_.scrub_every, &session_->store(),
-                                                           prepared_.budget.get()));
   batches_.emplace(
       prepared_.data.get(),
       StepBatches::Options{.seed = options_.seed,
@@ -261,7 +257,6 @@ absl::Status TrainingRun::TrainAndExport() {
   }
   if (ExitCodeOf(exported) == ExitCode::kInterrupted) return StopInMidStep(exported);
   FOREBAY_RETURN_IF_ERROR(exported);
-  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   const int64_t num_skipped =
       progress_.scales_loss() ? prepared_.num_steps - progress_.num_updates() : -1;
   observer_.OnDone(RunSummary(totals_, num_skipped, prepared_, *session_));
@@ -344,7 +339,6 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_view go_on_with) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
-  FOREBAY_RETURN_IF_ERROR(scrub_->End(observer_));
   return InterruptedError(fmt::format(
       "{} after step {} of {}. All of it is saved; continue with the same command and {}",
       MessageOf(reason), committed_step(), prepared_.num_steps, go_on_with));
@@ -481,7 +475,6 @@ Json TrainingRun::CommitState() {
 
 void TrainingRun::AfterCommit() {
   NoteStore(session_->store(), observer_);
-  scrub_->AfterCommit();
 }
 
 absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
@@ -502,7 +495,6 @@ absl::Status TrainingRun::AfterStep(int64_t step, Json& line) {
   observer_.OnStep(line);
   exports_->Poll();
   FOREBAY_RETURN_IF_ERROR(exports_->error());
-  FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
   if (!prepared_.SavesAfter(step)) return absl::OkStatus();
   const absl::Status exported = ExportCommitted(Exports());
   if (prepared_.parts != nullptr) counted_ = ReadCounters();  // nor is an export that blocks
@@ -552,12 +544,9 @@ absl::Status TrainingRun::ExportOfAllRanks(
 }
 
 // An export reads the slot that the step after the next commit writes to (of one slot: that the
-// next step does). What is damaged is not written beside: the other slot has the step before.
+// next step does).
 absl::Status TrainingRun::BeforeWriting() {
-  TensorStore& store = session_->store();
-  if (store.NothingIsWritten()) FOREBAY_RETURN_IF_ERROR(scrub_->Report(observer_));
-  if (store.AwaitsSnapshot()) scrub_->GiveWay();
-  if (!store.AwaitsSnapshot()) return absl::OkStatus();
+  if (!session_->store().AwaitsSnapshot()) return absl::OkStatus();
   const Stopwatch watch;
   const TraceScope trace(Activity::kExport);
   exports_->Await();

@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<RankDevice>> GatherDevices(const RankDevice& own, Com
 
 }  // namespace
 
-absl::Status CheckDevices(std::span<const RankDevice> ranks, bool may_share) {
+absl::Status CheckDevices(std::span<const RankDevice> ranks) {
   const bool first_has_gpu = !ranks.front().gpu_id.empty();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const bool has_gpu = !ranks[rank].gpu_id.empty();
@@ -56,25 +56,23 @@ absl::Status CheckDevices(std::span<const RankDevice> ranks, bool may_share) {
           "Give all of them a GPU each, or --device=cpu",
           NameOfRank(ranks, has_gpu ? rank : 0), NameOfRank(ranks, on_cpu), ranks[on_cpu].why_cpu));
     }
-    if (!has_gpu || may_share) continue;
+    if (!has_gpu) continue;
     const auto same = std::ranges::find(ranks, ranks[rank].gpu_id, &RankDevice::gpu_id);
     const auto other = static_cast<size_t>(same - ranks.begin());
     if (other == rank) continue;
     return UsageError(fmt::format(
         "{} and {} would compute on one GPU, of {} that the latter sees. Start as many processes "
         "on a machine as it has GPUs, each with a LOCAL_RANK of its own or a GPU of its own in "
-        "CUDA_VISIBLE_DEVICES; or let them share it with --share_gpu, or use --device=cpu",
+        "CUDA_VISIBLE_DEVICES; or use --device=cpu",
         NameOfRank(ranks, other), NameOfRank(ranks, rank), ranks[rank].num_gpus));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> TakeDeviceOfRank(int local_rank, Communicator& ranks, TrainOptions& options) {
+absl::Status TakeDeviceOfRank(int local_rank, Communicator& ranks, TrainOptions& options) {
   FOREBAY_ASSIGN_OR_RETURN(const RankDevice own, DeviceFor(local_rank, options));
   FOREBAY_ASSIGN_OR_RETURN(const std::vector<RankDevice> devices, GatherDevices(own, ranks));
-  FOREBAY_RETURN_IF_ERROR(CheckDevices(devices, options.share_gpu));
-  if (own.gpu_id.empty()) return 1;
-  return static_cast<int>(std::ranges::count(devices, own.gpu_id, &RankDevice::gpu_id));
+  return CheckDevices(devices);
 }
 
 }  // namespace forebay

@@ -19,13 +19,13 @@ struct RankDevice {
   int num_gpus = 0;  // that it sees
 };
 
-// UsageError that names the ranks where some compute on a GPU and others do not, or where two would
-// come to one GPU and may not share it. Pure.
-absl::Status CheckDevices(std::span<const RankDevice> ranks, bool may_share);
+// UsageError that names the ranks if some compute on a GPU and others do not, or if two would
+// compute on one GPU. Pure.
+absl::Status CheckDevices(std::span<const RankDevice> ranks);
 
-// Chooses for this rank (options.gpu_index); `local_rank`: its number on this machine. Returns how
-// many ranks compute on the same GPU; 1 on CPUs. Every rank calls it. UsageError as CheckDevices
-// has it; EnvironmentError of the ranks, or where --device=cuda finds no GPU.
-absl::StatusOr<int> TakeDeviceOfRank(int local_rank, Communicator& ranks, TrainOptions& options);
+// Chooses for this rank (options.gpu_index); `local_rank`: its number on this machine. Every rank
+// calls it. UsageError as CheckDevices has it; EnvironmentError of the ranks, or if --device=cuda
+// finds no GPU.
+absl::Status TakeDeviceOfRank(int local_rank, Communicator& ranks, TrainOptions& options);
 
 }  // namespace forebay

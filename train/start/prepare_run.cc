@@ -98,16 +98,14 @@ void CountWrittenBefore(PreparedRun& run) {
 // speed of a disk, writes a small file: only when the plan has found room, in whatever shares.
 absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
                      const TrainEnvironment& environment, PreparedRun& run) {
-  int num_on_gpu = 1;
   if (environment.ranks != nullptr) {
-    FOREBAY_ASSIGN_OR_RETURN(
-        num_on_gpu, TakeDeviceOfRank(environment.local_rank, *environment.ranks, run.options));
+    FOREBAY_RETURN_IF_ERROR(
+        TakeDeviceOfRank(environment.local_rank, *environment.ranks, run.options));
   }
   DiskProfile profile;
   FOREBAY_ASSIGN_OR_RETURN(MachineLimits limits, AskLimits(run, profile));
   if (environment.ranks != nullptr) {
     limits.available_memory_bytes /= environment.ranks->num_ranks_here();
-    limits.gpu.free_bytes /= num_on_gpu;
   }
   StripeShares shares =
       run.resumed ? StripeShares{run.store->tiles().stripe_weights(), "", /*is_fixed=*/true}
@@ -149,13 +147,6 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
         "the disk has no room for two copies of the state, so this run keeps one "
         "(--durability=none): a crash or a power cut loses all since the last export, Ctrl-C "
         "nothing. With --save_every it exports on the way");
-  }
-  if (run.options.scrub_every > 0 && run.plan.num_slots == 1) {
-    observer.OnNote(fmt::format(
-        "--scrub_every={}: this run keeps one copy of its state (--durability=none), which its "
-        "steps write over in place, so nothing is checked on the way. 'forebay inspect RUN "
-        "--verify' checks it once the run has stopped",
-        run.options.scrub_every));
   }
   if (limits.disks.size() > 1) {
     const StripeWeights& weights = run.plan.tiles.stripe_weights();

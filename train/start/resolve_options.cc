@@ -18,6 +18,7 @@
 #include "forebay/train/files/run_settings.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/option_table.h"
+#include "forebay/train/options/retired_options.h"
 #include "forebay/train/plan/most_tokens.h"
 
 namespace forebay {
@@ -125,13 +126,26 @@ bool WasGiven(const Json& value) {
          (value.at("origin") != kFromDefault && value.at("origin") != kFromPlanner);
 }
 
+std::string UnknownOption(std::string_view what, std::string_view said, std::string_view name,
+                          const std::vector<std::string>& known, std::string_view prefix) {
+  const std::string_view instead = InsteadOfOption(name);
+  if (!instead.empty()) return fmt::format("{} '{}' is no more: {}", what, said, instead);
+  return fmt::format("unknown {} '{}'{}", what, said, DidYouMean(name, known, prefix));
+}
+
 void ReadSection(const std::string& section, const Json& keys, const std::string& file,
                  std::string_view origin, Resolver& resolver) {
   for (const auto& [key, value] : keys.items()) {
     const OptionSpec* spec = FindOption(key);
-    if (spec == nullptr) {
-      resolver.AddProblem(fmt::format("{}: unknown key '{}.{}'{}", file, section, key,
-                                      DidYouMean(key, OptionNames(), "")));
+    const std::string_view instead = InsteadOfOption(key);
+    if (spec == nullptr && !instead.empty() && HasOrigin(value)) {  // what a run was started with
+      if (WasGiven(value)) {
+        resolver.AddNote(fmt::format("'{}' of the run is no more: {}", key, instead));
+      }
+    } else if (spec == nullptr) {
+      resolver.AddProblem(fmt::format(
+          "{}: {}", file,
+          UnknownOption("key", fmt::format("{}.{}", section, key), key, OptionNames(), "")));
     } else if (spec->section != section) {
       resolver.AddProblem(fmt::format("{}: the key '{}' belongs into the section '{}', not '{}'",
                                       file, key, spec->section, section));
@@ -199,7 +213,7 @@ void ReadSet(const std::string& text, Resolver& resolver) {
   const OptionSpec* spec = FindOption(key);
   if (spec == nullptr) {
     resolver.AddProblem(
-        fmt::format("--set {}: unknown key '{}'{}", text, key, DidYouMean(key, OptionNames(), "")));
+        fmt::format("--set {}: {}", text, UnknownOption("key", key, key, OptionNames(), "")));
   } else if (!section.empty() && section != spec->section) {
     resolver.AddProblem(fmt::format("--set {}: the key '{}' belongs into the section '{}'", text,
                                     key, spec->section));
@@ -531,12 +545,6 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     "run stops, evaluates or exports",
                     options.commit_every));
   }
-  if (!options.resume && options.scrub_every > 0 && options.durability == Durability::kNone) {
-    resolver.AddProblem(
-        fmt::format("--scrub_every={} does not go with --durability=none, which writes over its "
-                    "one copy in place and leaves no time to verify it",
-                    options.scrub_every));
-  }
   if (options.trace.empty() && options.trace_steps.first > 0) {
     resolver.AddProblem(fmt::format("--trace_steps={} needs --trace, the file to write",
                                     OptionText(options, "trace_steps")));
@@ -570,7 +578,7 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
     const std::string name = WithUnderscores(flag.substr(0, flag.find('=')).substr(2));
     std::vector<std::string> known = OptionNames();
     known.insert(known.end(), {"config", "ds_config", "set", "format", "help"});
-    resolver.AddProblem(fmt::format("unknown flag '{}'{}", flag, DidYouMean(name, known, "--")));
+    resolver.AddProblem(UnknownOption("flag", flag, name, known, "--"));
   }
   // Which run goes on is said like all else, but its settings come before what is said.
   Resolver said;

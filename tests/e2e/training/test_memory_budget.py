@@ -83,8 +83,6 @@ def draw_beside(rng, update):
                     engine=rng.choice(["auto", "threads", "io_uring", "libaio", "buffered"]))
     if settings["export"] == "hf":
         settings["save_every"] = rng.choice([0, 1])
-    if update["durability"] != "none":
-        settings["scrub_every"] = rng.choice([0, 1])
     if update["durability"] == "replay" and update["weights_tier"] != "host" and rng.random() < 0.5:
         settings["delay_update_from"] = 2
     return settings

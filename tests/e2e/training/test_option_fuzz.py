@@ -23,7 +23,7 @@ SECTIONS = {
     "optim": "steps epochs stop_after lr warmup schedule schedule_args optimizer weight_decay decay_all param_groups betas eps "
     "momentum nesterov clip opt_level loss_scaling loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale",
     "offload": "nvme nvme_weights ram precision layout grad_dtype threads update_threads engine engine_strict io_threads tile_elems "
-    "weights_tier state_tier activations_tier activations_dtype recompute recompute_layers number_checkpoints gradients durability scrub_every",
+    "weights_tier state_tier activations_tier activations_dtype recompute recompute_layers number_checkpoints gradients durability",
     "io": "save_every keep export export_dtype",
 }
 SECTION_OF = {key: section for section, keys in SECTIONS.items() for key in keys.split()}
@@ -95,8 +95,6 @@ def manner(rng, held_out, starts):
                      durability=rng.choice(["auto", "step"]))
     elif not starts and "host" in (kept.get("weights_tier"), kept.get("state_tier")):
         kept |= dict(gradients=rng.choice(["auto", "hold"]))
-    if kept.get("durability") != "none" and rng.random() < 0.4:
-        kept |= dict(scrub_every=rng.randint(0, 3))
     # These two go together, and a resume may have one of them from the start.
     if rng.random() < 0.6:
         export = rng.choice(["hf", "none"])
@@ -144,7 +142,6 @@ def mistake(rng, settings):
         (dict(recompute="none", recompute_layers=1, number_checkpoints=0), 2, "--recompute_layers=1"),
         (dict(recompute="attention", recompute_layers=0, number_checkpoints=2), 2, "--number_checkpoints=2"),
         (dict(save_every=-1), 2, "save_every"),
-        (dict(scrub_every=-1), 2, "scrub_every"),
         (dict(keep=0), 2, "keep"),
         (dict(save_every=1, export="none"), 2, "--save_every=1 does not go with --export=none"),
         (dict(export="gguf"), 2, "export"),

@@ -193,13 +193,6 @@ def test_a_run_in_a_folder_named_files_makes_its_parent_no_run(forebay, task, tm
     assert forebay.run("inspect", tmp_path / "files").returncode == 0
 
 
-def test_a_run_of_one_copy_says_that_it_is_not_scrubbed(forebay, task, tmp_path):
-    out = tmp_path / "run"
-    forebay.run("train", out=out, stop_after=1, check=False, **dict(task, commit_every=0, durability="none"))
-    done = forebay.run("train", "--resume", out=out, scrub_every=1)
-    assert done.stderr.count("--scrub_every=1: this run keeps one copy") == 1, done.stderr
-
-
 def test_the_weights_must_be_those_of_the_configuration(forebay, task, tmp_path):
     """Of a run without files of its own, as `init --run` makes one."""
     out = tmp_path / "run"

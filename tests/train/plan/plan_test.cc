@@ -103,18 +103,6 @@ TEST(Plan, AnExportBesideTheStepsHasItsMemory) {
   EXPECT_EQ(rest(*with), rest(*without) + kExportBytes);
 }
 
-TEST(Plan, AVerificationBesideTheStepsHasItsMemoryWhereThereAreTwoSlots) {
-  TrainOptions options = SmallRun();
-  options.scrub_every = 10;
-  const auto plan = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(HostBytesOf(*plan, "verification beside"), TensorStore::ScrubBytes(plan->tiles));
-  options.durability = Durability::kNone;
-  const auto of_one_slot = MakePlan(SmolLm2(), options, BigMachine());
-  ASSERT_TRUE(of_one_slot.ok()) << of_one_slot.status();
-  EXPECT_EQ(HostBytesOf(*of_one_slot, "verification beside"), 0);
-}
-
 TEST(Plan, TwoSlotsOfTheExactLayoutTakeTwentyFourBytesPerParameter) {
   TrainOptions options = SmallRun();
   options.export_format = ExportFormat::kNone;

@@ -279,23 +279,16 @@ TEST_F(GpuRanks, PlanWhatTheyTake) {
 
 // ---- Which GPU ---------------------------------------------------------------------------------
 
-TEST_F(GpuRanks, DoNotShareOneUnlessTheyAreTold) {
-  const std::string expected = Digest(Options(3, "run"));
+TEST_F(GpuRanks, DoNotShareOne) {
   TheOptions().num_gpus = 1;
-  TrainOptions options = Options(3, "shared");
+  const TrainOptions options = Options(3, "shared");
   for (const absl::Status& status : TrainRanks(options)) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
     EXPECT_THAT(MessageOf(status),
-                AllOf(HasSubstr("rank 0 (thread0) and rank 1 (thread1)"), HasSubstr("--share_gpu"),
+                AllOf(HasSubstr("rank 0 (thread0) and rank 1 (thread1)"),
                       HasSubstr("CUDA_VISIBLE_DEVICES")));
   }
   EXPECT_FALSE(IsRunFolder(options.out));
-  options.share_gpu = true;
-  EXPECT_EQ(Digest(options), expected);
-  // Half of it is each rank's.
-  options.out = folder_.Path("too_much");
-  options.gpu_mem_bytes = static_cast<int64_t>(TheOptions().gpu_bytes) * 3 / 4;
-  EXPECT_THAT(TrainRanks(options), Each(testing::ResultOf(ExitCodeOf, ExitCode::kDoesNotFit)));
 }
 
 TEST_F(GpuRanks, AllComputeOnOneOrNoneDoes) {

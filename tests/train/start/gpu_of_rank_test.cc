@@ -18,35 +18,31 @@ RankDevice OnGpu(const std::string& host, const std::string& id, int num_gpus = 
 RankDevice OnCpu(const std::string& host) {
   return {.host = host, .why_cpu = "there is no driver"};
 }
-std::string Refused(const std::vector<RankDevice>& ranks, bool may_share = false) {
-  const absl::Status status = CheckDevices(ranks, may_share);
+std::string Refused(const std::vector<RankDevice>& ranks) {
+  const absl::Status status = CheckDevices(ranks);
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
   return MessageOf(status);
 }
 
 TEST(DevicesOfRanks, EachHasAGpuOfItsOwnOrNoneHas) {
-  EXPECT_TRUE(CheckDevices(std::vector{OnGpu("a", "1"), OnGpu("a", "2"), OnGpu("b", "3")},
-                           /*may_share=*/false)
-                  .ok());
-  EXPECT_TRUE(CheckDevices(std::vector{OnCpu("a"), OnCpu("a")}, /*may_share=*/false).ok());
+  EXPECT_TRUE(
+      CheckDevices(std::vector{OnGpu("a", "1"), OnGpu("a", "2"), OnGpu("b", "3")}).ok());
+  EXPECT_TRUE(CheckDevices(std::vector{OnCpu("a"), OnCpu("a")}).ok());
 }
 
-TEST(DevicesOfRanks, TwoOnOneGpuAreNamedAndMayBeAllowed) {
+TEST(DevicesOfRanks, TwoOnOneGpuAreNamed) {
   const std::vector<RankDevice> ranks = {OnGpu("a", "1"), OnGpu("a", "2"), OnGpu("a", "1")};
   EXPECT_THAT(Refused(ranks), AllOf(HasSubstr("rank 0 (a) and rank 2 (a)"), HasSubstr("of 2 that"),
-                                    HasSubstr("LOCAL_RANK"), HasSubstr("--share_gpu")));
-  EXPECT_TRUE(CheckDevices(ranks, /*may_share=*/true).ok());
+                                    HasSubstr("LOCAL_RANK")));
 }
 
 TEST(DevicesOfRanks, OneThatHasNoneIsNamedWithTheReason) {
-  for (const bool may_share : {false, true}) {
-    EXPECT_THAT(Refused({OnGpu("a", "1"), OnGpu("a", "2"), OnCpu("b")}, may_share),
-                AllOf(HasSubstr("rank 0 (a) would compute on a GPU"),
-                      HasSubstr("rank 2 (b) on the CPU: there is no driver")));
-    EXPECT_THAT(Refused({OnCpu("b"), OnGpu("a", "1")}, may_share),
-                AllOf(HasSubstr("rank 1 (a) would compute on a GPU"),
-                      HasSubstr("rank 0 (b) on the CPU: there is no driver")));
-  }
+  EXPECT_THAT(Refused({OnGpu("a", "1"), OnGpu("a", "2"), OnCpu("b")}),
+              AllOf(HasSubstr("rank 0 (a) would compute on a GPU"),
+                    HasSubstr("rank 2 (b) on the CPU: there is no driver")));
+  EXPECT_THAT(Refused({OnCpu("b"), OnGpu("a", "1")}),
+              AllOf(HasSubstr("rank 1 (a) would compute on a GPU"),
+                    HasSubstr("rank 0 (b) on the CPU: there is no driver")));
 }
 
 }  // namespace

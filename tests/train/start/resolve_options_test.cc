@@ -195,6 +195,19 @@ class ResumedRun : public ConfigFile {
   }
 };
 
+TEST_F(ResumedRun, WhatWasRemovedSinceIsIgnoredAndNotedIfItWasGiven) {
+  SaveRun({{"lr", "0.5"}});
+  const std::string file = folder_.Path("resolved_config.json");
+  Json settings = *ReadJsonFile(file, 1 << 20);
+  settings["offload"]["scrub_every"] = {{"value", 5}, {"origin", "--scrub_every"}};
+  settings["offload"]["share_gpu"] = {{"value", false}, {"origin", "default"}};
+  ASSERT_TRUE(WriteFileAtomically(file, settings.dump()).ok());
+  const auto resumed = ResolveOptions(InRun({{"resume", "true"}}), OptionsUse::kTrain);
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_THAT(resumed->notes,
+              testing::ElementsAre(HasSubstr("'scrub_every' of the run is no more")));
+}
+
 TEST_F(ResumedRun, TakesOverTheSettingsOfTheRun) {
   SaveRun({{"lr", "0.5"},
            {"steps", "20"},
@@ -348,8 +361,20 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
               HasSubstr("--eval_every=5 needs --eval_data"));
   EXPECT_THAT(MessageFor(TrainInputs({{"save_every", "5"}, {"export", "none"}})),
               HasSubstr("--save_every=5 does not go with --export=none"));
-  EXPECT_THAT(MessageFor(TrainInputs({{"scrub_every", "5"}, {"durability", "none"}})),
-              HasSubstr("--scrub_every=5 does not go with --durability=none"));
+}
+
+TEST(ResolveOptions, WhatWasRemovedIsAnErrorThatSaysWhatToDoInstead) {
+  const TemporaryFolder folder;
+  OptionInputs inputs = TrainInputs();
+  inputs.unknown_flags = {"--scrub-every=5"};
+  inputs.sets = {"offload.scrub_every=3"};
+  inputs.config_file = folder.Path("config.json");
+  ASSERT_TRUE(
+      WriteFileAtomically(inputs.config_file, R"({"offload": {"share_gpu": true}})").ok());
+  EXPECT_THAT(MessageFor(inputs),
+              AllOf(HasSubstr("flag '--scrub-every=5' is no more: 'forebay inspect RUN --verify'"),
+                    HasSubstr("--set offload.scrub_every=3: key 'scrub_every' is no more"),
+                    HasSubstr("key 'offload.share_gpu' is no more: give each rank a GPU")));
 }
 
 TEST(ResolveOptions, CommasPartTheFoldersOfTheSwapArea) {

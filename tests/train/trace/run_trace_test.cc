@@ -218,16 +218,15 @@ TEST_F(RunTraceTest, HoldsForEveryWayToUpdate) {
   }
 }
 
-TEST_F(RunTraceTest, ExportsAndScrubsShowBesideTheSteps) {
+TEST_F(RunTraceTest, ExportsShowBesideTheSteps) {
   TrainOptions options = Traced(task_.RoomyRun(folder_.Path("run")));
   options.durability = Durability::kStep;
-  options.commit_every = options.save_every = options.scrub_every = 1;
+  options.commit_every = options.save_every = 1;
   options.steps = 8;
   options.trace_steps = {2, 7};
   ASSERT_EQ(TrainToy(options), absl::OkStatus());
   ExpectIsTrue(options);
   EXPECT_FALSE(Rows().Named("export").empty());
-  EXPECT_FALSE(Rows().Named("scrub").empty());
 }
 
 TEST_F(RunTraceTest, AStepThatIsSaidAloneIsTracedAlsoWhenItIsTheFirstOrALaterOneOfAResume) {

@@ -46,13 +46,11 @@ def test_a_lost_gpu_ends_all_with_its_reason_and_the_run_goes_on(forebay, task, 
     assert forebay.digest(tmp_path / "run") == expected[0]
 
 
-def test_one_gpu_is_shared_by_those_who_are_told_to(forebay, task, expected, tmp_path):
+def test_two_ranks_on_one_gpu_are_refused(forebay, task, tmp_path):
     same = [{"FOREBAY_EMULATION_GPU_NUMBER": "7"}] * 2
     ends = ends_of(start_ranks(forebay, 2, environments=same, zero_stage=3, out=tmp_path / "run", **task))
     assert [code for code, _, _ in ends] == [2, 2], ends
-    assert all("would compute on one GPU" in errors and "--share_gpu" in errors for _, _, errors in ends)
-    train_ranks(forebay, 2, "--share_gpu", environments=same, zero_stage=3, out=tmp_path / "run", **task)
-    assert forebay.digest(tmp_path / "run") == expected[0]
+    assert all("would compute on one GPU" in errors for _, _, errors in ends)
 
 
 def test_each_takes_the_gpu_of_its_number(forebay, task, expected, tmp_path):
