@@ -15,7 +15,7 @@ set(FOREBAY_PUBLIC_HEADERS
   offload/spilled_activations.h
   optimizer/held_gradients.h optimizer/kernels/tile_update.h optimizer/kernels/update_rule.h
   optimizer/offloaded_optimizer.h optimizer/parameter_groups.h optimizer/tile_arithmetic.h
-  step/access_queue.h step/activation_storage.h step/layer_compute.h step/layer_walk.h step/layer_window.h
+  step/access_queue.h step/activation_storage.h step/layer_compute.h step/layer_gradient.h step/layer_walk.h step/layer_window.h
   step/module_schedule.h step/operation.h step/param_source.h step/step_schedule.h step/window_buffers.h
   swap/records/commit_record.h swap/records/gradient_seals.h swap/session/tensor_session.h swap/store/store_access.h
   swap/store/store_state.h

@@ -82,8 +82,8 @@ struct CollectiveTraffic {
 };
 
 struct CommunicatorOptions {
-  // The longest wait for another rank to do the next thing (--rank_timeout). A slow one counts as
-  // one that hangs.
+  // The longest wait for another rank to do the next thing (--set=rank_timeout). A slow one counts
+  // as one that hangs.
   double timeout_s = 60;
   MemoryBudget* budget = nullptr;  // charged with the scratch memory; nullptr: not counted
   int64_t scratch_bytes = int64_t{8} << 20;

@@ -14,11 +14,11 @@ inline RankFailure RankIsGone(int rank, const std::string& how) {
 }
 
 inline RankFailure RankIsSilent(int rank, double timeout_s) {
-  return {
-      rank,
-      fmt::format("did not go on for {:g} s (--rank_timeout, timeout_s): it hangs, is cut off, or "
-                  "needs longer than that between two exchanges",
-                  timeout_s)};
+  return {rank,
+          fmt::format(
+              "did not go on for {:g} s (--set=rank_timeout, timeout_s): it hangs, is cut off, or "
+              "needs longer than that between two exchanges",
+              timeout_s)};
 }
 
 inline RankFailure WasStopped(int own_rank) {

@@ -1,4 +1,4 @@
-// Which tensors of a model have settings of their own (--param_groups, --decay_all).
+// Which tensors of a model have settings of their own (--param_groups, --optimizer_args=decay_all).
 #pragma once
 
 #include "absl/status/statusor.h"

@@ -144,7 +144,7 @@ class Planner {
           beside_exports ? " and the exported model need" : " needs", FormatBytes(needed_bytes),
           names, FormatBytes(free_bytes), FormatBytes(needed_bytes - free_bytes),
           others_have_room ? "" : "or ",
-          others_have_room ? ", or give it a smaller share with --nvme_weights" : "",
+          others_have_room ? ", or give it a smaller share with --set=nvme_weights" : "",
           num_slots_ > 1 ? ", or take --durability=none, which keeps one copy and survives no crash"
                          : ""));
     }
@@ -351,8 +351,9 @@ class Planner {
         {"program", inputs_.program_bytes, 0, ""},
         {fmt::format("window of {} layers", buffers.num_block_buffers),
          Swapper::WindowBytes(Window(buffers), tiles_), 0, ""},
-        {kStagingTerm, staging_bytes, 0, "--tile_elems"},
-        {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0, "--tile_elems"},
+        {kStagingTerm, staging_bytes, 0, "--set=tile_elems"},
+        {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0,
+         "--set=tile_elems"},
     };
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
     if (activations_.num_buffers > 0) {
@@ -361,7 +362,7 @@ class Planner {
                        inputs_.activations_shrink_with});
     }
     if (inventory_.has_raw_layer()) {
-      terms.push_back({"raw tensors", RawTensors::ChargedBytes(tiles_), 0, "--tile_elems"});
+      terms.push_back({"raw tensors", RawTensors::ChargedBytes(tiles_), 0, "--set=tile_elems"});
     }
     return terms;
   }

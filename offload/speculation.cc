@@ -64,7 +64,7 @@ absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int 
   const int64_t given = options.speculate_layers;
   if (given < 0 || given > num_layers) {
     return UsageError(
-        fmt::format("--speculate_layers={}: the model has {} layers", given, num_layers));
+        fmt::format("--set=speculate_layers={}: the model has {} layers", given, num_layers));
   }
   if (options.gradients == GradientChoice::kSpeculate) {
     if (options.gradients_tier != TierChoice::kAuto) {
@@ -80,7 +80,8 @@ absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int 
   }
   if (given == 0 || MaySpeculate(options, num_slots)) return absl::OkStatus();
   return UsageError(fmt::format(
-      "--speculate_layers={}: gradients are applied at once with --gradients=speculate, or without "
+      "--set=speculate_layers={}: gradients are applied at once with --gradients=speculate, or "
+      "without "
       "clipping (--clip=0), where there are two copies of the state and every step is committed. "
       "Leave it out",
       given));

@@ -52,7 +52,7 @@ struct Chain {
   // then its layers go forward again. Of the last one all is kept. 1: of all.
   int segment_layers = 1;
   // The gradients of the first layer and of the last are made as they are handed over
-  // (LayerCompute::MakePart), which needs the weights that the loss needs of that layer.
+  // (LayerCompute::GradientFrom), which needs the weights that the loss needs of that layer.
   bool ends_in_parts = false;
 };
 StepSchedule ChainSchedule(const Chain& chain);

@@ -56,6 +56,7 @@ class PlanCommand : public Command {
     flags_.Declare(app, OptionsUse::kPlan);
   }
   bool ReportsUnknownFlags() const override { return true; }
+  std::string MoreHelp() const override { return OptionsOnlyToSet(); }
 
   absl::Status Run(const CommandContext& context) override {
     OptionInputs inputs = flags_.Inputs(context);

@@ -54,6 +54,7 @@ class TrainCommand : public Command {
     flags_.Declare(app, OptionsUse::kTrain);
   }
   bool ReportsUnknownFlags() const override { return true; }
+  std::string MoreHelp() const override { return OptionsOnlyToSet(); }
 
   absl::Status Run(const CommandContext& context) override {
     FOREBAY_ASSIGN_OR_RETURN(const Launch launch, DetectLaunch(ProcessEnvironment));

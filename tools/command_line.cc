@@ -161,6 +161,9 @@ absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
   app.footer(fmt::format("\nExample:\n  {}\n\n{}", entry.example, program.exit_codes));
   const std::unique_ptr<Command> command = entry.make();
   command->Declare(app);
+  if (!command->MoreHelp().empty()) {
+    app.set_help_all_flag("--help_all", "print this and the options that only --set gives");
+  }
   const std::string formats = fmt::format("{}", fmt::join(program.formats, "|"));
   std::string format = program.formats.front();
   app.add_option("--format", format, fmt::format("of results and errors (default: {})", format))
@@ -172,6 +175,9 @@ absl::Status ParseAndRun(const Program& program, const CommandEntry& entry,
     app.parse(args);
   } catch (const CLI::CallForHelp&) {
     PrintTo(stdout, "{}", app.help());
+    return absl::OkStatus();
+  } catch (const CLI::CallForAllHelp&) {
+    PrintTo(stdout, "{}\nOnly with --set:\n{}", app.help(), command->MoreHelp());
     return absl::OkStatus();
   } catch (const CLI::RequiredError& error) {
     // A required flag that was mistyped is both missing and unknown; the typing error says more.

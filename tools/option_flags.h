@@ -4,13 +4,18 @@
 
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "forebay/tools/command.h"
+#include "forebay/train/options/option_table.h"
 #include "forebay/train/start/resolve_options.h"
 
 namespace forebay {
+
+// A line or two for each option that only --set gives, for --help_all.
+std::string OptionsOnlyToSet();
 
 class OptionFlags {
  public:
@@ -20,8 +25,10 @@ class OptionFlags {
   OptionInputs Inputs(const CommandContext& context) const;
 
  private:
+  void DeclareArgs(CLI::App& app, OptionForm form);
+
   std::map<std::string, std::string> texts_;  // by name; CLI11 writes here
-  std::vector<const CLI::Option*> flags_;     // in the order of the table
+  std::vector<std::pair<std::string, const CLI::Option*>> flags_;
   std::string config_, ds_config_;
   std::vector<std::string> sets_;
 };

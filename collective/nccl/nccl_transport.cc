@@ -92,9 +92,10 @@ MaybeFailure NcclTransport::EndOfWait(const WaitLimit& limit,
   if (!failure.has_value() && limit.stop) failure = WasStopped(rank_);
   if (!failure.has_value() && waited.count() > limit.timeout_s) {
     failure = RankFailure{
-        rank_, fmt::format(
-                   "waited {:g} s (--rank_timeout, timeout_s) for the GPU of another rank, in NCCL",
-                   limit.timeout_s)};
+        rank_,
+        fmt::format(
+            "waited {:g} s (--set=rank_timeout, timeout_s) for the GPU of another rank, in NCCL",
+            limit.timeout_s)};
   }
   if (failure.has_value()) Abort();
   std::this_thread::sleep_for(kNcclPause);

@@ -323,7 +323,7 @@ absl::Status Meeting::ErrorOfMissing() const {
   std::vector<int> missing = Missing(ConnectionPurpose::kControl);
   if (missing.empty()) missing = Missing(ConnectionPurpose::kData);
   return EnvironmentError(fmt::format(
-      "of {} ranks these did not come to rank {} on {} at {} within {:g} s (--rank_timeout, "
+      "of {} ranks these did not come to rank {} on {} at {} within {:g} s (--set=rank_timeout, "
       "timeout_s): {}. Their own output may say why; {} started this one{}",
       launch_.size, launch_.rank, HostName(), door_.Addresses(), timeout_s_,
       fmt::join(missing, ", "), launch_.launcher, door_.Remarks()));
@@ -393,7 +393,7 @@ absl::Status Meeting::JoinRankZero() {
   }
   return EnvironmentError(
       fmt::format("rank {} on {} did not reach rank 0 at {} (ports {} to {}) within {:g} s "
-                  "(--rank_timeout, timeout_s): {}",
+                  "(--set=rank_timeout, timeout_s): {}",
                   launch_.rank, HostName(), launch_.master_address, launch_.first_port,
                   launch_.first_port + kNumRankPorts - 1, timeout_s_, why_not));
 }
@@ -406,7 +406,7 @@ absl::Status Meeting::ReceiveTable() {
   while (!room.empty()) {
     if (IsOver()) {
       return EnvironmentError(
-          fmt::format("{}: it said nothing for {:g} s (--rank_timeout, "
+          fmt::format("{}: it said nothing for {:g} s (--set=rank_timeout, "
                       "timeout_s)",
                       kWhy, timeout_s_));
     }

@@ -325,12 +325,12 @@ absl::Status TensorStore::CheckScratchArea(const StripeBytes& size_bytes, Gradie
         impl_->directories, missing_bytes,
         "gradients that are to outlive a crash (--durability=replay) need another",
         "take --durability=step, which keeps none, or keep activations elsewhere "
-        "(--activations_tier=ram)");
+        "(--set=activations_tier=ram)");
   }
   return CheckFreeSpace(impl_->directories, missing_bytes,
                         "what waits on disk for its use in a step needs another",
                         "use more memory (--ram), so that fewer gradients have to wait there, or "
-                        "keep activations in it (--activations_tier=ram)");
+                        "keep activations in it (--set=activations_tier=ram)");
 }
 
 const Inventory& TensorStore::inventory() const {

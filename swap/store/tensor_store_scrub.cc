@@ -78,10 +78,10 @@ int TensorStore::Impl::ScrubTiles(uint32_t slot, int first_tile, std::span<std::
     buffers.weights = bytes.first(static_cast<size_t>(tiles.WeightBytes(spec)));
     buffers.state = bytes.subspan(static_cast<size_t>(tiles.max_weight_bytes()),
                                   static_cast<size_t>(tiles.StateBytes(spec)));
-    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec), WeightOffset(spec, slot),
-          buffers.weights);
-    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec), StateOffset(spec, slot),
-          buffers.state);
+    Start(buffers.weights_op, IoKind::kRead, IoClass::kPrefetch, WeightsFile(spec),
+          WeightOffset(spec, slot), buffers.weights);
+    Start(buffers.state_op, IoKind::kRead, IoClass::kPrefetch, StateFile(spec),
+          StateOffset(spec, slot), buffers.state);
   };
   int num_started = first_tile;
   int tile = first_tile;
@@ -112,13 +112,12 @@ absl::Status TensorStore::Impl::ScrubSlot(uint32_t slot, MemoryBudget* budget,
       const HostBuffer memory,
       HostBuffer::Create(budget, "tiles to verify", kScrubTiles * ScrubBytes(tiles)));
   int64_t done_bytes = 0;
-  ScrubTiles(slot, 0, memory.bytes(),
-             [&](int tile, std::vector<TileDamage> of_tile) {
-               std::ranges::move(of_tile, std::back_inserter(damaged));
-               done_bytes += BytesOf(tile);
-               if (progress) progress(done_bytes);
-               return Scrubbed::kNext;
-             });
+  ScrubTiles(slot, 0, memory.bytes(), [&](int tile, std::vector<TileDamage> of_tile) {
+    std::ranges::move(of_tile, std::back_inserter(damaged));
+    done_bytes += BytesOf(tile);
+    if (progress) progress(done_bytes);
+    return Scrubbed::kNext;
+  });
   return absl::OkStatus();
 }
 
@@ -201,8 +200,7 @@ absl::Status TensorStore::ScrubBesideWriter(MemoryBudget* budget,
       watch.Restart();
       return *has_moved_on ? Impl::Scrubbed::kLast : Impl::Scrubbed::kNext;
     };
-    const int next =
-        impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(), take);
+    const int next = impl.ScrubTiles(impl.committed_slot(), tile, memory.bytes(), take);
     FOREBAY_RETURN_IF_ERROR(has_moved_on.status());
     if (next == tile && ++num_attempts == kMostAttempts) {
       return EnvironmentError(fmt::format(

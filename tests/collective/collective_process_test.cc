@@ -81,7 +81,7 @@ TEST(SocketProcesses, OneThatStopsIsNamedWhenTheTimeIsOver) {
   const Launched launched = RunBySockets(3, {"2", "hang", "2"});
   EXPECT_THAT(launched.exit_codes, ::testing::Each(9));
   for (const std::string& output : launched.output) {
-    EXPECT_THAT(output, AllOf(HasSubstr("rank 2 of 3 on "), HasSubstr("--rank_timeout")));
+    EXPECT_THAT(output, AllOf(HasSubstr("rank 2 of 3 on "), HasSubstr("--set=rank_timeout")));
   }
 }
 
@@ -154,7 +154,8 @@ TEST_P(MpiProcesses, OneThatIsKilledEndsAll) {
 TEST_P(MpiProcesses, OneThatStopsIsNamedWhenTheTimeIsOver) {
   const Launched launched = RunByMpi(3, {"2", "hang", "2"});
   EXPECT_NE(launched.exit_codes[0], 0);
-  EXPECT_THAT(launched.output[0], AllOf(HasSubstr("rank 2 of 3 on "), HasSubstr("--rank_timeout")));
+  EXPECT_THAT(launched.output[0],
+              AllOf(HasSubstr("rank 2 of 3 on "), HasSubstr("--set=rank_timeout")));
 }
 
 TEST_P(MpiProcesses, OneThatGivesUpTellsItsReasonToAll) {

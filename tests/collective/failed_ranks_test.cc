@@ -157,7 +157,7 @@ TEST_P(FailedRank, OneThatIsSilentIsNamedWhenTheTimeIsOver) {
   for (size_t r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       EXPECT_THAT(MessageOf(group[r]->Barrier()),
-                  AllOf(HasSubstr(Names(*group[r], 2)), HasSubstr("--rank_timeout")));
+                  AllOf(HasSubstr(Names(*group[r], 2)), HasSubstr("--set=rank_timeout")));
     });
   }
   for (std::thread& thread : threads) thread.join();

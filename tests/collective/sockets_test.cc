@@ -49,7 +49,7 @@ std::vector<Met> MeetAll(const std::vector<Launch>& launches, double timeout_s) 
 TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
   const std::vector<Met> met = MeetAll({RankOf(0, 3), RankOf(1, 3)}, 0.5);
   EXPECT_THAT(MessageOf(met[0].status()),
-              AllOf(HasSubstr("did not come"), HasSubstr("(--rank_timeout, timeout_s): 2."),
+              AllOf(HasSubstr("did not come"), HasSubstr("(--set=rank_timeout, timeout_s): 2."),
                     HasSubstr("this test started this one")));
   EXPECT_THAT(MessageOf(met[1].status()), HasSubstr("rank 0 waits for other ranks, or is gone"));
 }

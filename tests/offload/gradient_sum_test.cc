@@ -129,7 +129,8 @@ SumOfRanks SumThrough(int64_t bucket_bytes, const Inventory& inventory, bool in_
       const auto piece = (*sum)->Await();
       ASSERT_TRUE(piece.ok()) << piece.status();
       EXPECT_EQ(piece->first_elem, std::ssize(sums.of_rank[rank]));
-      sums.of_rank[rank].insert(sums.of_rank[rank].end(), piece->elems.begin(), piece->elems.end());
+      const std::span<const float> elems = piece->floats();
+      sums.of_rank[rank].insert(sums.of_rank[rank].end(), elems.begin(), elems.end());
     }
     sums.traffic[rank] = ranks.traffic();
   });

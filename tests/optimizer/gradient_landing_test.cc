@@ -130,13 +130,12 @@ TEST_P(RoundingOnAGpu, KeepsWhatIsNoNumber) {
   ASSERT_TRUE(landing.ok() && memory.ok() && stream.ok());
   ASSERT_TRUE((*stream)->CopyToDevice(memory->address(), std::as_bytes(std::span(gradient))).ok());
   ASSERT_TRUE((*stream)->Await().ok());
-  ASSERT_TRUE((*landing)
-                  ->Start(/*layer=*/0, {.elems = {memory->As<float>(), gradient.size()},
-                                        .device = DeviceKind::kCuda})
-                  .ok());
+  LayerGradient handed = Fp32Gradient(0, {memory->As<float>(), gradient.size()});
+  handed.device = DeviceKind::kCuda;
+  ASSERT_TRUE((*landing)->Start(handed).ok());
   const auto rounded = (*landing)->Land();
   ASSERT_TRUE(rounded.ok()) << rounded.status();
-  std::vector<std::byte> expected(rounded->elems.size());
+  std::vector<std::byte> expected(rounded->bytes.size());
   RoundAndSumSquaresRef(gradient.data(), std::ssize(gradient), GetParam(), expected.data());
   EXPECT_TRUE(std::ranges::equal(rounded->bytes, expected));
   EXPECT_FALSE(std::isfinite(rounded->block_squares[0]));

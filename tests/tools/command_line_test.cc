@@ -4,14 +4,17 @@
 #include <thread>
 
 #include "forebay/tools/commands.h"
+#include "forebay/train/options/option_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 struct Outcome {
   int exit_code = 0;
@@ -63,6 +66,18 @@ TEST(CommandLine, EveryCommandHasAHelpPageWithExitCodesAndAnExample) {
     EXPECT_THAT(outcome.out, HasSubstr("Exit codes:")) << entry.name;
     EXPECT_THAT(outcome.out, HasSubstr("--format")) << entry.name;
   }
+}
+
+TEST(CommandLine, HelpOfTrainIsOfTheFlagsAndHelpAllOfTheRestToo) {
+  const Outcome outcome = RunCommand({"train", "--help"});
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("--optimizer_args"), HasSubstr("--help_all"),
+                                 Not(HasSubstr("tile_elems"))));
+  const Outcome all = RunCommand({"train", "--help_all"});
+  EXPECT_EQ(all.exit_code, 0);
+  EXPECT_THAT(all.out, AllOf(HasSubstr(outcome.out), HasSubstr("  tile_elems=N\n")));
+  int num_flags = 0;
+  for (const OptionSpec& spec : OptionTable()) num_flags += spec.form == OptionForm::kFlag ? 1 : 0;
+  EXPECT_LE(num_flags + 2, 55);
 }
 
 TEST(CommandLine, HelpOfACommandIsItsHelpPage) {

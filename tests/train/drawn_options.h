@@ -28,7 +28,7 @@ class Draw {
   uint64_t next_ = 0;
 };
 
-// Whether --number_checkpoints goes with the rest of `options`.
+// Whether --set=number_checkpoints goes with the rest of `options`.
 inline bool MayHaveSegments(const TrainOptions& options) {
   return options.recompute.value_or(Recompute::kAll) == Recompute::kAll &&
          options.recompute_layers == 0 && options.activations_tier != ActivationsTier::kNvme;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <string>
 
 #include "fmt/format.h"
@@ -332,17 +333,54 @@ std::string DefaultText(const OptionSpec& spec) {
   return ValueText(spec.get(TrainOptions{}));
 }
 
+OptionForm FormOf(std::string_view name) {
+  constexpr std::string_view kOfOptimizer[] = {"decay_all", "betas", "eps", "momentum", "nesterov"};
+  constexpr std::string_view kOfLossScaling[] = {"loss_scale",        "initial_scale_power",
+                                                 "loss_scale_window", "hysteresis",
+                                                 "min_loss_scale",    "consecutive_hysteresis"};
+  constexpr std::string_view kOnlySet[] = {
+      "activations_dtype",  "activations_tier", "grad_dtype",   "io_threads",       "keep",
+      "number_checkpoints", "nvme_weights",     "rank_timeout", "recompute_layers", "reduce_bucket",
+      "speculate_layers",   "tile_elems",       "trace_steps",  "update_threads"};
+  const auto is_one_of = [&](std::span<const std::string_view> names) {
+    return std::ranges::find(names, name) != names.end();
+  };
+  if (is_one_of(kOfOptimizer)) return OptionForm::kOptimizerArgs;
+  if (is_one_of(kOfLossScaling)) return OptionForm::kLossScalingArgs;
+  return is_one_of(kOnlySet) ? OptionForm::kSet : OptionForm::kFlag;
+}
+
 std::vector<OptionSpec> MakeTable() {
   std::vector<OptionSpec> table;
   for (std::vector<OptionSpec> rows : {ModelAndDataRows(), OptimRows(), MixedPrecisionRows(),
                                        OffloadRows(), PlacementRows(), RankRows(), IoRows()}) {
     std::ranges::move(rows, std::back_inserter(table));
   }
-  for (OptionSpec& spec : table) spec.default_text = DefaultText(spec);
+  for (OptionSpec& spec : table) {
+    spec.default_text = DefaultText(spec);
+    spec.form = FormOf(spec.name);
+  }
   return table;
 }
 
 }  // namespace
+
+std::string_view ArgsFlag(OptionForm form) {
+  switch (form) {
+    case OptionForm::kOptimizerArgs:
+      return "optimizer_args";
+    case OptionForm::kLossScalingArgs:
+      return "loss_scaling_args";
+    default:
+      return "";
+  }
+}
+
+std::string GivenAs(const OptionSpec& spec) {
+  if (spec.form == OptionForm::kFlag) return "--" + spec.name;
+  const std::string_view args = ArgsFlag(spec.form);
+  return fmt::format("--{}={}", args.empty() ? "set" : args, spec.name);
+}
 
 const std::vector<OptionSpec>& OptionTable() {
   static const std::vector<OptionSpec> table = MakeTable();

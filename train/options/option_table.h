@@ -5,6 +5,7 @@
 // Not for: the order of sources and checks between options (resolve_options.h).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,9 +17,19 @@
 
 namespace forebay {
 
+// How an option is given on the command line. Each is a key of --config and --set by its name.
+enum class OptionForm : uint8_t {
+  kFlag,             // --clip=1
+  kOptimizerArgs,    // --optimizer_args=eps=1e-8: of some optimizers
+  kLossScalingArgs,  // --loss_scaling_args=hysteresis=1
+  kSet,              // --set=tile_elems=1M: for measurements, and for what seldom changes
+};
+// "optimizer_args" and "loss_scaling_args"; "" for the others.
+std::string_view ArgsFlag(OptionForm form);
+
 struct OptionSpec {
-  std::string
-      name;  // "tile_elems": the flag is --tile_elems (or --tile-elems), the key offload.tile_elems
+  std::string name;  // "weight_decay": the flag is --weight_decay (or --weight-decay)
+  OptionForm form = OptionForm::kFlag;
   std::string section;       // one of OptionSections()
   std::string value_name;    // "N", "SIZE", "PATH", "bf16|fp32"; empty for a switch
   std::string allowed;       // what a value may be, for messages: "a whole number from 1 to 65536"
@@ -45,6 +56,8 @@ const std::vector<OptionSpec>& OptionTable();
 const std::vector<std::string>& OptionSections();
 // nullptr when there is no option of that name. Hyphens count as underscores.
 const OptionSpec* FindOption(std::string_view name);
+// "--clip", "--optimizer_args=eps", "--set=tile_elems": what its value follows behind "=".
+std::string GivenAs(const OptionSpec& spec);
 // "0.9,0.999", "bf16", "true": the value of an option as a flag would spell it. Requires: the
 // option exists.
 std::string OptionText(const TrainOptions& options, std::string_view name);

@@ -211,8 +211,8 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
   const bool says_segments = options.number_checkpoints > 0;
   if (options.recompute.has_value() || says_segments) {
     Change change = {!says_segments                  ? "--recompute=auto"
-                     : options.recompute.has_value() ? "--recompute=auto --number_checkpoints=0"
-                                                     : "--number_checkpoints=0",
+                     : options.recompute.has_value() ? "--recompute=auto --set=number_checkpoints=0"
+                                                     : "--set=number_checkpoints=0",
                      options};
     change.options.recompute = std::nullopt;
     change.options.recompute_layers = change.options.number_checkpoints = 0;
@@ -235,7 +235,7 @@ std::vector<std::vector<Change>> ChangesOf(const Plan& plan, TrainOptions option
     kinds.push_back({change});
   }
   if (options.activations_dtype == DType::kF32 && !plan.on_gpu()) {
-    Change change = {"--activations_dtype=bf16, which rounds activations", options};
+    Change change = {"--set=activations_dtype=bf16, which rounds activations", options};
     change.options.activations_dtype = DType::kBF16;
     kinds.push_back({change});
   }

@@ -20,10 +20,11 @@ using PlanMaker = std::function<absl::StatusOr<Plan>(const TrainOptions& options
 
 // `plan` is that of `options`, of a model of so many blocks. The fastest of plans that differ in
 // what these leave open, one after the other, else `plan`:
-// - what blocks compute again (no --recompute, no --number_checkpoints): what they save, on a CPU,
+// - what blocks compute again (no --recompute, no --set=number_checkpoints): what they save, on a
+// CPU,
 //   takes memory from all else, and segments leave more to it;
 // - the number of layers whose gradients are applied at once (OffloadPlan::may_speculate, no
-//   --speculate_layers), if it saves enough to be worth its writes.
+//   --set=speculate_layers), if it saves enough to be worth its writes.
 // Where it has no forecast, as many blocks as memory has room for compute nothing again, if nothing
 // else would have used that memory.
 Plan WithFastestSettings(Plan plan, const TrainOptions& options, int num_blocks,

@@ -37,7 +37,7 @@ absl::Status CheckRecompute(const TrainOptions& options) {
   }
   return UsageError(
       "on a GPU all layers compute all again: --recompute=attention, --recompute=none and "
-      "--recompute_layers are for the CPU. Use --recompute=auto --recompute_layers=0, or "
+      "--set=recompute_layers are for the CPU. Use --recompute=auto --set=recompute_layers=0, or "
       "--device=cpu");
 }
 
@@ -87,7 +87,8 @@ void SetTerms(const DecoderConfig& model, const TrainOptions& options, const Inv
   plan.terms = {
       {fmt::format("weights of {} layers", places.place_bytes.size()), places.TotalBytes(), ""},
       {"activation checkpoints", memory.activation_bytes,
-       is_long ? "--batch, --seq, --accum or a larger --number_checkpoints" : kTokensShrinkWith},
+       is_long ? "--batch, --seq, --accum or a larger --set=number_checkpoints"
+               : kTokensShrinkWith},
       {"decoder workspace", memory.workspace_bytes, "--batch or --seq"},
       {"gradients of layers (fp32)", memory.gradient_bytes, ""},
       {"tokens of a step", memory.micro_batch_bytes, kTokensShrinkWith},
@@ -112,9 +113,10 @@ std::string SpilledShrinkWith(const GpuPlan& plan) {
   if (plan.segment_layers > 1) return "--batch, --seq, --accum or a larger --gpu_mem";
   // On disk they take less of RAM only where not each has a buffer there.
   return plan.num_spilled_activations > kActivationStorageBuffers
-             ? "--batch, --seq, --accum, --activations_tier=nvme, --number_checkpoints or a larger "
+             ? "--batch, --seq, --accum, --set=activations_tier=nvme, --set=number_checkpoints or "
+               "a larger "
                "--gpu_mem"
-             : "--batch, --seq, --accum, --number_checkpoints or a larger --gpu_mem";
+             : "--batch, --seq, --accum, --set=number_checkpoints or a larger --gpu_mem";
 }
 
 absl::Status DoesNotFit(const GpuPlan& plan) {

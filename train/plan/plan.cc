@@ -77,7 +77,7 @@ PlannedExports ExportsOf(const TrainOptions& options, const Inventory& inventory
   exports.to_come_bytes = num_to_come * one;
   exports.largest_file_bytes = options.export_format == ExportFormat::kNone ? 0 : one;
   exports.folder = options.out;
-  exports.shrink_with = "--keep or --export=none";
+  exports.shrink_with = "--set=keep or --export=none";
   return exports;
 }
 
@@ -88,9 +88,9 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   const int64_t given_layers = options.recompute_layers;
   if (given_layers > 0 && (!options.recompute.has_value() || recompute == Recompute::kNone)) {
     return UsageError(
-        fmt::format("--recompute_layers={} says how many layers compute something again, and "
+        fmt::format("--set=recompute_layers={} says how many layers compute something again, and "
                     "--recompute={} does not say what: give --recompute=all or attention, or "
-                    "--recompute_layers=0",
+                    "--set=recompute_layers=0",
                     given_layers, OptionText(options, "recompute")));
   }
   BlockRecompute blocks = {recompute, model.num_layers};
@@ -102,8 +102,9 @@ absl::StatusOr<BlockRecompute> RecomputeOf(const DecoderConfig& model,
   if (blocks != BlockRecompute{Recompute::kAll, model.num_layers} ||
       options.activations_tier == ActivationsTier::kNvme) {
     return UsageError(fmt::format(
-        "--number_checkpoints={} has every layer compute all again, from inputs in memory: use "
-        "--recompute=auto --recompute_layers=0 --activations_tier=ram, or --number_checkpoints=0",
+        "--set=number_checkpoints={} has every layer compute all again, from inputs in memory: use "
+        "--recompute=auto --set=recompute_layers=0 --set=activations_tier=ram, or "
+        "--set=number_checkpoints=0",
         options.number_checkpoints));
   }
   const int64_t segments = std::min<int64_t>(options.number_checkpoints, model.num_layers);
@@ -166,11 +167,11 @@ absl::Status CheckActivationsOfGpu(const TrainOptions& options) {
   if (options.activations_dtype == DType::kF32 || options.precision == cpu::Precision::kBf16) {
     return absl::OkStatus();
   }
-  return UsageError(
-      fmt::format("--activations_dtype=bf16 with --precision={}: activations of a type of their "
-                  "own are for the "
-                  "CPU. Leave it out, or use --precision=bf16 or --device=cpu",
-                  OptionText(options, "precision")));
+  return UsageError(fmt::format(
+      "--set=activations_dtype=bf16 with --precision={}: activations of a type of their "
+      "own are for the "
+      "CPU. Leave it out, or use --precision=bf16 or --device=cpu",
+      OptionText(options, "precision")));
 }
 
 std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOptions& options,
@@ -185,7 +186,7 @@ std::vector<PlanTerm> StepMemoryOf(const DecoderConfig& model, const TrainOption
     terms.push_back(
         {"sum of gradients over ranks (fp32)",
          GradientSum::ChargedBytes(inventory, options.num_ranks, options.reduce_bucket_bytes), 0,
-         "--reduce_bucket=1MiB"});
+         "--set=reduce_bucket=1MiB"});
     terms.push_back({"messages between ranks", kRankScratchBytes, 0, ""});
   }
   if (const RankPart part = PartOf(options); part.of > 1) {
@@ -249,9 +250,10 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
       MostSpilledActivations(inputs.chain) > 0) {
     inputs.activations_shrink_with =
         on_gpu || options.activations_dtype != DType::kF32
-            ? "--batch, --seq, --accum, --activations_tier=nvme or --number_checkpoints"
-            : "--batch, --seq, --accum, --activations_tier=nvme, --activations_dtype=bf16 or "
-              "--number_checkpoints";
+            ? "--batch, --seq, --accum, --set=activations_tier=nvme or --set=number_checkpoints"
+            : "--batch, --seq, --accum, --set=activations_tier=nvme, --set=activations_dtype=bf16 "
+              "or "
+              "--set=number_checkpoints";
   }
   const int64_t exports_to_come = ExportsToCome(options, inputs.inventory, limits);
   inputs.exports = ExportsOf(options, inputs.inventory, exports_to_come);

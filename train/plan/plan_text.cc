@@ -147,9 +147,10 @@ std::string SpeculationLine(const Plan& plan) {
   const auto count = plan.placement.NumUpdated(UpdateTime::kAfterHand);
   if (count == 0) return "";
   const auto num_layers = std::ssize(plan.placement.weights);
-  const std::string which = count == num_layers ? fmt::format("{}", count)
-                                                : fmt::format("{} of {} (--speculate_layers={})",
-                                                              count, num_layers, count);
+  const std::string which =
+      count == num_layers
+          ? fmt::format("{}", count)
+          : fmt::format("{} of {} (--set=speculate_layers={})", count, num_layers, count);
   return fmt::format(
       "gradients  of {} layers are applied as they come, and undone where the step turns out to be "
       "clipped, which is computed again then, or skipped\n",
@@ -165,7 +166,7 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
     const int segments = (model.num_layers + segment_blocks - 1) / segment_blocks;
     return fmt::format(
         "recompute  all of all layers, from the inputs of {} segments of {} "
-        "(--number_checkpoints={})\n",
+        "(--set=number_checkpoints={})\n",
         segments, segment_blocks, segments);
   }
   if (num_blocks == 0) {
@@ -177,7 +178,7 @@ std::string RecomputeLine(const Plan& plan, const DecoderConfig& model) {
   if (num_blocks < model.num_layers) {
     return fmt::format(
         "recompute  {} of the first {} of {} layers, nothing of the others ({} "
-        "--recompute_layers={})\n",
+        "--set=recompute_layers={})\n",
         what, num_blocks, model.num_layers, flag, num_blocks);
   }
   if (recompute == Recompute::kAll) return "";
@@ -205,7 +206,7 @@ std::string ActivationsLine(const Plan& plan, const TrainOptions& options) {
   if (plan.activations.num_spilled == 0 || options.activations_tier != ActivationsTier::kAuto) {
     return "";
   }
-  return fmt::format("activations of {} layers wait on NVMe (--activations_tier=nvme)\n",
+  return fmt::format("activations of {} layers wait on NVMe (--set=activations_tier=nvme)\n",
                      plan.activations.num_spilled);
 }
 

@@ -28,7 +28,7 @@ StripeShares KnownShares(const TrainOptions& options, const DiskProfile& profile
                          const MachineLimits& limits) {
   const size_t num_folders = limits.disks.size();
   if (!options.nvme_weights.empty()) {
-    return {WeightsInProportion(options.nvme_weights), "--nvme_weights", /*is_fixed=*/true};
+    return {WeightsInProportion(options.nvme_weights), "--set=nvme_weights", /*is_fixed=*/true};
   }
   if (num_folders == 1) return {{1}, ""};
   if (profile.devices.size() == num_folders) {

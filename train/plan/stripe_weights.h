@@ -19,13 +19,13 @@ namespace forebay {
 
 struct StripeShares {
   StripeWeights weights;  // by folder
-  // "--nvme_weights", "--bench", "measured: 2.10 and 1.00 GB/s" or "not measured: " and why; "" of
-  // one folder, of a run that goes on, and while nobody has said.
+  // "--set=nvme_weights", "--bench", "measured: 2.10 and 1.00 GB/s" or "not measured: " and why; ""
+  // of one folder, of a run that goes on, and while nobody has said.
   std::string origin;
   bool is_fixed = false;  // by the user or the store; else a plan may change them for want of room
 };
 
-// What is known without a look at the disks: one folder, --nvme_weights, --bench. Else all the
+// What is known without a look at the disks: one folder, --set=nvme_weights, --bench. Else all the
 // same, and no origin.
 StripeShares KnownShares(const TrainOptions& options, const DiskProfile& profile,
                          const MachineLimits& limits);

@@ -229,7 +229,7 @@ std::vector<ReportRow> DifferenceRows(std::span<const ReportedRun> runs) {
   std::vector<ReportRow> rows;
   for (const OptionSpec& option : OptionTable()) {
     if (IsOfNoConsequence(option.name)) continue;
-    ReportRow row = {fmt::format("--{}", option.name), {}};
+    ReportRow row = {GivenAs(option), {}};
     for (const ReportedRun& run : runs) {
       row.values.push_back(AsWritten(option, run.record.Setting(option.name)));
     }

@@ -190,7 +190,8 @@ std::string BestFlags(const AutotuneReport& report) {
   std::string flags;
   for (const auto& [name, value] : best.items()) {
     if (value == start[name]) continue;
-    flags += fmt::format("{}--{}={}", flags.empty() ? "" : " ", name, value.dump());
+    flags +=
+        fmt::format("{}{}={}", flags.empty() ? "" : " ", GivenAs(*FindOption(name)), value.dump());
   }
   return flags;
 }

@@ -27,7 +27,7 @@ absl::StatusOr<HeldSpace> HeldSpace::Take(const std::string& folder, int64_t byt
   if (error != ENOSPC && error != EDQUOT) return StorageError(failed + " failed", error);
   return DoesNotFitError(fmt::format(
       "{} for the exported model is not possible: less is free there ({}). Free space, or export "
-      "less (--export=none, --keep)",
+      "less (--export=none, --set=keep)",
       failed, ErrnoText(error)));
 }
 

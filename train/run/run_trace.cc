@@ -56,7 +56,7 @@ void RunTrace::End(const Inventory& inventory, TrainObserver& observer) {
       "wrote the trace of steps {} to {} to {}{}", traced_.front().step, traced_.back().step, path_,
       dropped == 0 ? ""
                    : fmt::format(", which lacks {} events, for which there was no room. Trace "
-                                 "fewer steps with --trace_steps",
+                                 "fewer steps with --set=trace_steps",
                                  dropped)));
 }
 

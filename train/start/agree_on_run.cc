@@ -56,7 +56,7 @@ std::vector<Setting> SettingsOfRank(const PreparedRun& run, const Json& fingerpr
   std::ranges::move(
       std::vector<Setting>{
           {"--gradients", speculates ? "speculate" : "hold"},
-          {"when each layer is updated (--speculate_layers)", UpdateTimesOf(plan.placement)},
+          {"when each layer is updated (--set=speculate_layers)", UpdateTimesOf(plan.placement)},
           {"--durability", plan.num_slots == 1                        ? "none"
                            : plan.gradient_area == GradientArea::kAll ? "replay"
                                                                       : "step"},
@@ -66,12 +66,12 @@ std::vector<Setting> SettingsOfRank(const PreparedRun& run, const Json& fingerpr
           {"what is in --eval_data", run.eval_data == nullptr ? "" : run.eval_data->info().digest,
            Describe(run.options.eval_data, run.eval_data.get())},
           {"--zero_stage", run.options.zero_stage},
-          {"--reduce_bucket", run.options.reduce_bucket_bytes},
+          {"--set=reduce_bucket", run.options.reduce_bucket_bytes},
           // They read as much of each other's parts at the end as the one that exports.
           {"--export_dtype", gathers ? NameOf(run.options.export_dtype) : ""},
-          {"layers of a segment (--number_checkpoints)",
+          {"layers of a segment (--set=number_checkpoints)",
            gathers ? plan.recompute.segment_blocks : 1},
-          {"activations that are spilled (--activations_tier)",
+          {"activations that are spilled (--set=activations_tier)",
            gathers ? plan.activations.num_spilled : 0}},
       std::back_inserter(settings));
   return settings;
@@ -94,8 +94,9 @@ absl::Status DivideRows(int num_ranks, TrainOptions& options) {
   }
   if (options.activations_tier == ActivationsTier::kNvme) {
     return UsageError(fmt::format(
-        "--activations_tier=nvme is not there with --data_parallel={}. Leave it out; "
-        "--number_checkpoints keeps fewer activations, and ranks with --zero_stage=1 divide the "
+        "--set=activations_tier=nvme is not there with --data_parallel={}. Leave it out; "
+        "--set=number_checkpoints keeps fewer activations, and ranks with --zero_stage=1 divide "
+        "the "
         "state",
         num_parts));
   }

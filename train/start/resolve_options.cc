@@ -18,7 +18,7 @@
 #include "forebay/train/files/run_settings.h"
 #include "forebay/train/options/lr_schedule_table.h"
 #include "forebay/train/options/option_table.h"
-#include "forebay/train/options/retired_options.h"
+#include "forebay/train/options/unknown_options.h"
 #include "forebay/train/plan/most_tokens.h"
 
 namespace forebay {
@@ -108,12 +108,6 @@ class Resolver {
   std::vector<std::string> notes_;
 };
 
-std::vector<std::string> OptionNames() {
-  std::vector<std::string> names;
-  for (const OptionSpec& spec : OptionTable()) names.push_back(spec.name);
-  return names;
-}
-
 // resolved_config.json keeps values with their origins; a configuration written by hand keeps bare
 // values.
 bool HasOrigin(const Json& value) {
@@ -126,26 +120,18 @@ bool WasGiven(const Json& value) {
          (value.at("origin") != kFromDefault && value.at("origin") != kFromPlanner);
 }
 
-std::string UnknownOption(std::string_view what, std::string_view said, std::string_view name,
-                          const std::vector<std::string>& known, std::string_view prefix) {
-  const std::string_view instead = InsteadOfOption(name);
-  if (!instead.empty()) return fmt::format("{} '{}' is no more: {}", what, said, instead);
-  return fmt::format("unknown {} '{}'{}", what, said, DidYouMean(name, known, prefix));
-}
-
 void ReadSection(const std::string& section, const Json& keys, const std::string& file,
                  std::string_view origin, Resolver& resolver) {
   for (const auto& [key, value] : keys.items()) {
     const OptionSpec* spec = FindOption(key);
-    const std::string_view instead = InsteadOfOption(key);
+    const std::string instead = InsteadOfOption(key);
     if (spec == nullptr && !instead.empty() && HasOrigin(value)) {  // what a run was started with
       if (WasGiven(value)) {
         resolver.AddNote(fmt::format("'{}' of the run is no more: {}", key, instead));
       }
     } else if (spec == nullptr) {
-      resolver.AddProblem(fmt::format(
-          "{}: {}", file,
-          UnknownOption("key", fmt::format("{}.{}", section, key), key, OptionNames(), "")));
+      resolver.AddProblem(
+          fmt::format("{}: {}", file, UnknownKey(fmt::format("{}.{}", section, key), key)));
     } else if (spec->section != section) {
       resolver.AddProblem(fmt::format("{}: the key '{}' belongs into the section '{}', not '{}'",
                                       file, key, spec->section, section));
@@ -212,8 +198,7 @@ void ReadSet(const std::string& text, Resolver& resolver) {
   if (dot != std::string::npos) key = key.substr(dot + 1);
   const OptionSpec* spec = FindOption(key);
   if (spec == nullptr) {
-    resolver.AddProblem(
-        fmt::format("--set {}: {}", text, UnknownOption("key", key, key, OptionNames(), "")));
+    resolver.AddProblem(fmt::format("--set {}: {}", text, UnknownKey(key, key)));
   } else if (!section.empty() && section != spec->section) {
     resolver.AddProblem(fmt::format("--set {}: the key '{}' belongs into the section '{}'", text,
                                     key, spec->section));
@@ -271,7 +256,13 @@ absl::Status ReadWhatIsSaid(const OptionInputs& inputs, Resolver& resolver) {
     FOREBAY_RETURN_IF_ERROR(ReadConfig(inputs.config_file, resolver));
   for (const auto& [name, text] : inputs.flags) {
     const OptionSpec* spec = FindOption(name);
-    if (spec != nullptr) resolver.SetText(*spec, text, "--" + spec->name, "flag");
+    if (spec != nullptr) resolver.SetText(*spec, text, GivenAs(*spec), "flag");
+    if (spec != nullptr) continue;
+    const std::string problem =
+        ForEachArgument(name, text, [&](const OptionSpec& argument, std::string_view value) {
+          resolver.SetText(argument, value, GivenAs(argument), "flag");
+        });
+    if (!problem.empty()) resolver.AddProblem(problem);
   }
   for (const std::string& set : inputs.sets) ReadSet(set, resolver);
   TakeFilesOfRank(inputs.rank, resolver);
@@ -347,7 +338,7 @@ void CheckSwapFolders(OptionsUse use, Resolver& resolver) {
   const bool goes_on = use == OptionsUse::kTrain && options.resume;
   if (!goes_on && !options.nvme_weights.empty() && options.nvme_weights.size() != num_folders) {
     resolver.AddProblem(
-        fmt::format("--nvme_weights={} has {} numbers for {} folder{} of --nvme; "
+        fmt::format("--set=nvme_weights={} has {} numbers for {} folder{} of --nvme; "
                     "give one for each",
                     OptionText(options, "nvme_weights"), options.nvme_weights.size(), num_folders,
                     num_folders == 1 ? "" : "s"));
@@ -365,7 +356,7 @@ void CheckCycledMomentum(const LrScheduleArgs& args, Resolver& resolver) {
   resolver.AddProblem(
       fmt::format("--schedule=one_cycle moves the momentum, and --optimizer={} has none. Give {}"
                   "--schedule_args=cycle_momentum=false",
-                  NameOf(options.optimizer), is_sgd ? "--momentum, or " : ""));
+                  NameOf(options.optimizer), is_sgd ? "--optimizer_args=momentum, or " : ""));
 }
 
 void CheckSchedule(Resolver& resolver) {
@@ -436,15 +427,16 @@ void CheckOptimizer(Resolver& resolver) {
   const OptimizerKind kind = options.optimizer;
   const auto check = [&](const char* name, bool has, const char* whose) {
     if (has || !resolver.IsGiven(name)) return;
-    resolver.AddProblem(fmt::format("--{}={} is of {}; --optimizer={} has none. Leave it out", name,
-                                    OptionText(options, name), whose, NameOf(kind)));
+    resolver.AddProblem(fmt::format("{}={} is of {}; --optimizer={} has none. Leave it out",
+                                    GivenAs(*FindOption(name)), OptionText(options, name), whose,
+                                    NameOf(kind)));
   };
   check("betas", HasBetas(kind), "adamw, adam and lion");
   check("eps", HasEps(kind), "adamw, adam and adagrad");
   check("momentum", kind == OptimizerKind::kSgd, "sgd");
   check("nesterov", kind == OptimizerKind::kSgd, "sgd");
   if (kind == OptimizerKind::kSgd && options.nesterov && options.momentum == 0) {
-    resolver.AddProblem("--nesterov needs --momentum above 0");
+    resolver.AddProblem("--optimizer_args=nesterov needs --optimizer_args=momentum above 0");
   }
 }
 
@@ -462,9 +454,9 @@ void CheckPrecision(Resolver& resolver) {
   for (const std::string_view name : {"grad_dtype", "reduce_dtype"}) {
     if (dtype == DType::kF16 || OptionText(options, name) != "fp16") continue;
     resolver.AddProblem(fmt::format(
-        "--{}=fp16 does not go with --precision={}, which does not scale the loss: small gradients "
+        "{}=fp16 does not go with --precision={}, which does not scale the loss: small gradients "
         "would vanish. Leave it out, or give --precision=fp16",
-        name, NameOf(dtype)));
+        GivenAs(*FindOption(name)), NameOf(dtype)));
   }
 }
 
@@ -474,8 +466,8 @@ void CheckLossScaling(Resolver& resolver) {
   const auto check = [&](bool acts, const char* why, std::initializer_list<const char*> names) {
     for (const char* name : names) {
       if (acts || !resolver.IsGiven(name)) continue;
-      resolver.AddProblem(
-          fmt::format("--{}={} {}. Leave it out", name, OptionText(options, name), why));
+      resolver.AddProblem(fmt::format("{}={} {}. Leave it out", GivenAs(*FindOption(name)),
+                                      OptionText(options, name), why));
     }
   };
   if (!is_fp16) {
@@ -486,8 +478,9 @@ void CheckLossScaling(Resolver& resolver) {
            "consecutive_hysteresis", "min_loss_scale"});
     return;
   }
-  const std::string fixed = fmt::format("moves no loss scale that --loss_scale={} fixes",
-                                        OptionText(options, "loss_scale"));
+  const std::string fixed =
+      fmt::format("moves no loss scale that --loss_scaling_args=loss_scale={} fixes",
+                  OptionText(options, "loss_scale"));
   check(options.loss_scale == 0, fixed.c_str(),
         {"initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
          "min_loss_scale"});
@@ -498,9 +491,10 @@ void CheckLossScaling(Resolver& resolver) {
         {"min_loss_scale"});
   const bool has_least = options.loss_scaling != LossScaling::kTorch;
   if (has_least && options.min_loss_scale > std::ldexp(1.0, options.initial_scale_power)) {
-    resolver.AddProblem(fmt::format(
-        "--min_loss_scale={} is above the scale that --initial_scale_power={} starts with",
-        OptionText(options, "min_loss_scale"), options.initial_scale_power));
+    resolver.AddProblem(
+        fmt::format("--loss_scaling_args=min_loss_scale={} is above the scale that "
+                    "--loss_scaling_args=initial_scale_power={} starts with",
+                    OptionText(options, "min_loss_scale"), options.initial_scale_power));
   }
 }
 
@@ -546,7 +540,7 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
                     options.commit_every));
   }
   if (options.trace.empty() && options.trace_steps.first > 0) {
-    resolver.AddProblem(fmt::format("--trace_steps={} needs --trace, the file to write",
+    resolver.AddProblem(fmt::format("--set=trace_steps={} needs --trace, the file to write",
                                     OptionText(options, "trace_steps")));
   }
   CheckSpeculation(resolver);
@@ -566,20 +560,9 @@ bool IsRequired(std::string_view option, OptionsUse use) {
   return use == OptionsUse::kTrain && (option == "data" || option == "out");
 }
 
-std::string DidYouMean(std::string_view name, const std::vector<std::string>& known,
-                       std::string_view prefix) {
-  const std::string nearest = NearestName(name, known);
-  return nearest.empty() ? "" : fmt::format("; did you mean '{}{}'?", prefix, nearest);
-}
-
 absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, OptionsUse use) {
   Resolver resolver;
-  for (const std::string& flag : inputs.unknown_flags) {
-    const std::string name = WithUnderscores(flag.substr(0, flag.find('=')).substr(2));
-    std::vector<std::string> known = OptionNames();
-    known.insert(known.end(), {"config", "ds_config", "set", "format", "help"});
-    resolver.AddProblem(UnknownOption("flag", flag, name, known, "--"));
-  }
+  for (const std::string& flag : inputs.unknown_flags) resolver.AddProblem(UnknownFlag(flag));
   // Which run goes on is said like all else, but its settings come before what is said.
   Resolver said;
   FOREBAY_RETURN_IF_ERROR(ReadWhatIsSaid(inputs, said));

@@ -20,9 +20,10 @@ enum class OptionsUse : uint8_t {
 bool IsRequired(std::string_view option, OptionsUse use);
 
 struct OptionInputs {
-  std::string ds_config_file;                              // of --ds_config; empty: none
-  std::string config_file;                                 // of --config; empty: none
-  std::vector<std::pair<std::string, std::string>> flags;  // name and text, in the order given
+  std::string ds_config_file;  // of --ds_config; empty: none
+  std::string config_file;     // of --config; empty: none
+  // Name and text, in the order given: of options, and ArgsFlag with its arguments.
+  std::vector<std::pair<std::string, std::string>> flags;
   std::vector<std::string> sets;           // "optim.lr=1e-5" or "lr=1e-5", in the order given
   std::vector<std::string> unknown_flags;  // as typed ("--bacth=4"): reported with the rest
   // This process in a run of several: --out is made this rank's folder (RunFolderOfRank), --trace a
@@ -45,9 +46,5 @@ absl::StatusOr<ResolvedOptions> ResolveOptions(const OptionInputs& inputs, Optio
 // {"section": {"key": {"value", "origin"}}} for options that were made in a program, all with
 // origin `origin`.
 ResolvedOptions ResolvedFrom(const TrainOptions& options, std::string_view origin);
-
-// "; did you mean --batch?" for a mistyped flag, or "" when nothing is near.
-std::string DidYouMean(std::string_view name, const std::vector<std::string>& known,
-                       std::string_view prefix);
 
 }  // namespace forebay

@@ -36,9 +36,10 @@ absl::Status CheckTilesAreTheRuns(const ResolvedOptions& resolved, const TensorS
   if (entry["origin"] == "default" || resolved.options.tile_elems == tile_elems) {
     return absl::OkStatus();
   }
-  return UsageError(fmt::format(
-      "--tile_elems={}: the run has tiles of {}, which are made once. Leave --tile_elems out",
-      resolved.options.tile_elems, tile_elems));
+  return UsageError(
+      fmt::format("--set=tile_elems={}: the run has tiles of {}, which are made once. Leave "
+                  "--set=tile_elems out",
+                  resolved.options.tile_elems, tile_elems));
 }
 
 // So is what is kept of a parameter. Matters for runs without a fingerprint (forebay init --run).
@@ -66,8 +67,8 @@ absl::Status CheckWeightsAreTheRuns(const TrainOptions& options, const TensorSto
     return absl::OkStatus();
   }
   return UsageError(fmt::format(
-      "--nvme_weights={}: the folders of the run have the shares {}, which are fixed when it "
-      "starts. Leave --nvme_weights out",
+      "--set=nvme_weights={}: the folders of the run have the shares {}, which are fixed when it "
+      "starts. Leave --set=nvme_weights out",
       OptionText(options, "nvme_weights"), fmt::join(weights, ",")));
 }
 
@@ -272,8 +273,8 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   FOREBAY_RETURN_IF_ERROR(Annotate(
       run.options.dry_run ? run.store->CheckSpace() : run.store->ReserveSpace(), "--resume"));
   // With less memory than the run was started with, gradients may have to wait on disk; with
-  // --durability=replay, which may be new, all of them are kept there; and --activations_tier may
-  // be another.
+  // --durability=replay, which may be new, all of them are kept there; and --set=activations_tier
+  // may be another.
   const StripeBytes area_bytes = run.plan.ScratchBytes();
   const GradientArea area = run.plan.gradient_area;
   const absl::Status room = run.options.dry_run ? run.store->CheckScratchArea(area_bytes, area)

@@ -59,8 +59,8 @@ absl::StatusOr<std::string> UnlikeOtherTrainers(const std::string& model,
     const bool is_default = entry.is_object() && entry.value("origin", Json()) == "default";
     const bool counts = std::string_view(name) != "epochs" || resolved.options.steps == 0;
     if (!is_default || !counts) continue;
-    defaults.push_back(
-        fmt::format("--{}={} (there {})", name, OptionText(resolved.options, name), theirs));
+    defaults.push_back(fmt::format("{}={} (there {})", GivenAs(*FindOption(name)),
+                                   OptionText(resolved.options, name), theirs));
   }
   if (!defaults.empty()) line += fmt::format("; {}", fmt::join(defaults, ", "));
   return line;

@@ -17,7 +17,7 @@ absl::Status NotFiniteError(const NotFinite& found, const absl::Status& why, dou
   return NumericalError(fmt::format(
       "step {}: {}: {} is not finite. Nothing of this step was applied; the run is committed after "
       "step {}. The model diverges, or is not made for fp16: start again with --precision=bf16 or "
-      "a lower --lr, or with --min_loss_scale below {:g}",
+      "a lower --lr, or with --loss_scaling_args=min_loss_scale below {:g}",
       found.step, MessageOf(why), found.where, found.committed_step, loss_scale));
 }
 

@@ -18,6 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # what all
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from forebay_data import packed_file  # noqa: E402
+from option_flags import flags_of  # noqa: E402
+from option_flags import flag_of
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,8 +61,7 @@ class Forebay:
         self.binary = binary
 
     def run(self, *arguments, check=True, timeout=1200, **settings):
-        command = [self.binary, *arguments]
-        command += [f"--{key}={value}" for key, value in settings.items()]
+        command = [self.binary, *arguments, *flags_of(settings)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
         given = {word.lstrip("-").split("=")[0] for word in map(str, command)}
         if "FOREBAY_DEVICE" in os.environ and done.returncode == 2 and given & CPU_OPTIONS:
@@ -72,7 +73,7 @@ class Forebay:
 
     def train_until_killed(self, **settings):
         """Training that is killed when it has told of its first step."""
-        command = [self.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+        command = [self.binary, "train", *flags_of(settings)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert any(line.startswith("step 1/") for line in process.stdout)
             process.kill()
@@ -194,7 +195,7 @@ def train_through_signals(forebay, arguments, kind, pauses):
     """Trains, and sends each process `kind` after the next of `pauses` (seconds), until one ends or they are used up; then
     the rest undisturbed. Every process but the first that finds a run resumes it."""
     out = pathlib.Path(arguments["out"])
-    command = [forebay.binary, "train"] + [f"--{key}={value}" for key, value in arguments.items()]
+    command = [forebay.binary, "train"] + [flag_of(key, value) for key, value in arguments.items()]
     for pause in pauses:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(pause)

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 
 def make_task(forebay, folder, seq, **settings):
@@ -25,7 +26,7 @@ def free_port():
 
 
 def start_ranks(forebay, num_ranks, *flags, hosts=None, environments=None, **settings):
-    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
+    command = [forebay.binary, "train", *flags] + [flag_of(key, value) for key, value in settings.items()]
     return start_each(command, num_ranks, hosts, environments)
 
 

@@ -155,7 +155,7 @@ class Lion(torch.optim.Optimizer):
 
 
 def own_groups(model, settings):
-    """--param_groups and --decay_all: one group for each parameter."""
+    """--param_groups and --optimizer_args=decay_all: one group for each parameter."""
     groups = []
     for name, parameter in model.named_parameters():
         own = next((group for group in settings["param_groups"] if fnmatch.fnmatchcase(name, group["match"])), {})

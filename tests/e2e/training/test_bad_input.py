@@ -12,6 +12,7 @@ import time
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 SEQ = 32
 
@@ -219,7 +220,7 @@ def test_data_that_is_overwritten_under_a_run_is_named_with_its_row(forebay, goo
     settings = dict(good, data=data, out=out, steps=200, export="none", accum=2)
     forebay.run("train", **dict(settings, out=tmp_path / "whole"))
     # The file stays the one that the run has open: what is overwritten is seen by its next read.
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+    command = [forebay.binary, "train", *(flag_of(key, value) for key, value in settings.items())]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         while not (out / "metrics.jsonl").exists() and run.poll() is None:
             time.sleep(0.01)
@@ -328,7 +329,7 @@ NUMBERS = [
 def test_impossible_values(forebay, good, tmp_path, key, values):
     for value in values:
         settings = {name: v for name, v in good.items() if name != key}
-        for flag in (f"--{key}={value}", f"--set={key}={value}"):
+        for flag in (flag_of(key, value), f"--set={key}={value}"):
             message = refusal(forebay, tmp_path, settings, 2, flag)
             assert_words(message, key, value, "allowed: ")
 
@@ -370,7 +371,7 @@ def test_a_cache_that_cannot_be_made_is_named(forebay, good, tmp_path, monkeypat
 def test_names_that_are_not_utf8(forebay, good, tmp_path):
     done = subprocess.run(
         [forebay.binary.encode(), b"train", b"--out=" + os.fsencode(tmp_path) + b"/\xff",
-         *(f"--{key}={value}".encode() for key, value in good.items())],
+         *(flag_of(key, value).encode() for key, value in good.items())],
         capture_output=True, timeout=60,
     )
     assert done.returncode == 2 and b"is not valid UTF-8" in done.stderr, done.stderr

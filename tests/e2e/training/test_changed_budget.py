@@ -11,6 +11,7 @@ import pytest
 import tiny_models
 from conftest import random_rows, write_rows
 from transformers import LlamaConfig
+from option_flags import flag_of
 
 SETTINGS = dict(batch=2, accum=2, seq=48, steps=6, lr=1e-3, warmup=2, clip=0.5, seed=3)
 AMPLE = "1GiB"
@@ -126,7 +127,7 @@ def test_a_kill_at_any_moment_of_a_resume_with_less_memory_can_be_resumed(
     out = tmp_path / "run"
     stop_after(forebay, task, out, 1, ram=AMPLE)
     arguments = dict(task, **SETTINGS, out=out, ram=tight)
-    command = [forebay.binary, "train", "--resume"] + [f"--{k}={v}" for k, v in arguments.items()]
+    command = [forebay.binary, "train", "--resume"] + [flag_of(k, v) for k, v in arguments.items()]
     for attempt in range(20):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         # Later every time, so that the kill meets the start, the making of the area and the steps.

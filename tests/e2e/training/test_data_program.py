@@ -10,6 +10,7 @@ import time
 
 import pytest
 from conftest import Forebay, make_model, write_tokenizer
+from option_flags import flag_of
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,7 @@ def test_data_that_a_run_has_open_stays_in_the_cache(forebay, model, tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "d.txt").write_text("and it came to pass " * 200)
     settings = dict(model=model, data=tmp_path / "d.txt", seq=32, batch=1, steps=100000, ram="1GiB")
-    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}"] + [f"--{k}={v}" for k, v in settings.items()]
+    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}"] + [flag_of(k, v) for k, v in settings.items()]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert any("step 1/" in line for line in run.stdout)

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from conftest import make_model, make_too_large_for_fp16, random_rows, read_metrics, write_rows
+from option_flags import flag_of
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=14, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3, precision="fp16",
@@ -119,7 +120,7 @@ def test_the_digest_does_not_depend_on(forebay, task, whole, tmp_path, changes, 
 def test_a_run_that_is_killed_after_each_step_ends_in_the_same_bits(forebay, task, whole, tmp_path, durability):
     out = tmp_path / "run"
     settings = dict(task, **ON_DISK, durability=durability)
-    command = [forebay.binary, "train", f"--out={out}", *(f"--{key}={value}" for key, value in settings.items())]
+    command = [forebay.binary, "train", f"--out={out}", *(flag_of(key, value) for key, value in settings.items())]
     for killed_after in range(1, 40):
         resume = ["--resume"] if (out / "run.json").exists() else []
         process = subprocess.Popen([*command, *resume], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -182,7 +183,7 @@ def test_the_least_scale_ends_the_run_and_keeps_it(forebay, task, whole, tmp_pat
     message = json.loads(done.stdout.splitlines()[-1])["error"]["message"]
     lines = read_metrics(tmp_path / "run")
     assert lines
-    for words in ("even at the least loss scale", "--precision=bf16", "--min_loss_scale below", f"after step {len(lines)}"):
+    for words in ("even at the least loss scale", "--precision=bf16", "--loss_scaling_args=min_loss_scale below", f"after step {len(lines)}"):
         assert words in message
     assert json.loads(forebay.run("inspect", str(tmp_path / "run"), "--verify", "--format=json").stdout)["step"] == len(lines)
 

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 import tiny_models
 from conftest import random_rows, read_metrics, train_through_signals, write_rows
+from option_flags import flag_of
 
 SETTINGS = dict(batch=2, accum=2, seq=48, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3)
 
@@ -85,7 +86,7 @@ def test_activations_in_bf16_have_a_digest_and_losses_of_their_own(forebay, task
     # It changes the result, so a run keeps it.
     train(forebay, task, tmp_path / "stopped", check=False, stop_after=1, activations_dtype="bf16", **settings)
     other = train(forebay, task, tmp_path / "stopped", check=False, extra=["--resume"], activations_dtype="fp32", **settings)
-    assert other.returncode == 2 and '--activations_dtype: the run has "bf16"' in other.stderr
+    assert other.returncode == 2 and '--set=activations_dtype: the run has "bf16"' in other.stderr
     train(forebay, task, tmp_path / "stopped", extra=["--resume"], activations_dtype="bf16", **settings)
     assert forebay.digest(tmp_path / "stopped") in digests
 
@@ -119,7 +120,7 @@ def test_nor_with_other_layouts_and_optimizers(forebay, task, tmp_path, settings
 def test_the_update_has_the_threads_that_it_was_given(forebay, task, tmp_path, update_threads, workers):
     """Beside the one that stages layers, on which updates run. Without a number: as many as compute."""
     settings = dict(SETTINGS, steps=1000, threads=2, update_threads=update_threads)
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in {**task, **settings}.items())]
+    command = [forebay.binary, "train", *(flag_of(key, value) for key, value in {**task, **settings}.items())]
     process = subprocess.Popen([*command, f"--out={tmp_path / 'run'}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                text=True)
     try:

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from rank_processes import make_task
+from option_flags import flag_of
 
 SEQ = 16
 NUM_RANKS = 2
@@ -36,7 +37,7 @@ def task(forebay, tmp_path_factory):
 
 
 def start(mpirun, *flags, **settings):
-    return subprocess.Popen([*mpirun, *flags] + [f"--{key}={value}" for key, value in settings.items()],
+    return subprocess.Popen([*mpirun, *flags] + [flag_of(key, value) for key, value in settings.items()],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 from conftest import TINY, make_model, random_rows, read_safetensors, write_rows, write_tokenizer
+from option_flags import flag_of
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FOREBAY_DEVICE") == "cuda", reason="the memory of an emulated GPU is the process's, to the kernel"
@@ -148,7 +149,7 @@ def test_a_limit_of_address_space_is_exit_6_or_enough(forebay, tmp_path, command
     settings = dict(model=model, data=data, seq=SEQ, batch=BATCH, steps=2, ram="256MiB", export="none")
     forebay.run("train", **settings, out=tmp_path / "run")
     arguments = {
-        "train": [f"--{key}={value}" for key, value in settings.items()] + [f"--out={tmp_path / 'new'}"],
+        "train": [flag_of(key, value) for key, value in settings.items()] + [f"--out={tmp_path / 'new'}"],
         "eval": [f"--model={model}", f"--data={data}", "--ram=256MiB"],
         "generate": [f"--model={model}", "--prompt=abc", "--max_tokens=3", "--ram=256MiB"],
         "plan": [model, f"--seq={SEQ}"],

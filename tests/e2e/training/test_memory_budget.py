@@ -13,6 +13,7 @@ import sys
 import pytest
 from confined import in_group
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("FOREBAY_DEVICE") == "cuda", reason="the memory of an emulated GPU is the process's, to the kernel"
@@ -149,7 +150,7 @@ def test_what_is_drawn_stays_inside_its_budget(forebay, tmp_path, number):
     folder = make_model(forebay, tmp_path / "model", **model)
     rows = STEPS * settings["batch"] * settings["accum"]
     data = write_rows(tmp_path / "data.fbd", *random_rows(rows, settings["seq"], 256, seed=number), model["vocab_size"])
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = [flag_of(name, value) for name, value in settings.items()]
     if rng.random() < 0.3:
         flags += [f"--eval_data={data}", "--eval_every=1"]
     if rng.random() < 0.3:

@@ -14,6 +14,7 @@ import time
 
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 ROWS = {16: 9, 32: 7}  # rows of data for each length
 FULL = os.environ.get("FOREBAY_FULL") == "1"
@@ -139,8 +140,8 @@ def mistake(rng, settings):
         (dict(tile_elems=rng.choice([0, 3, 2049, 1 << 50])), 2, "tile_elems"),
         (dict(engine="floppy"), 2, "engine"),
         (dict(weights_tier="moon"), 2, "weights_tier"),
-        (dict(recompute="none", recompute_layers=1, number_checkpoints=0), 2, "--recompute_layers=1"),
-        (dict(recompute="attention", recompute_layers=0, number_checkpoints=2), 2, "--number_checkpoints=2"),
+        (dict(recompute="none", recompute_layers=1, number_checkpoints=0), 2, "--set=recompute_layers=1"),
+        (dict(recompute="attention", recompute_layers=0, number_checkpoints=2), 2, "--set=number_checkpoints=2"),
         (dict(save_every=-1), 2, "save_every"),
         (dict(keep=0), 2, "keep"),
         (dict(save_every=1, export="none"), 2, "--save_every=1 does not go with --export=none"),
@@ -182,7 +183,7 @@ def spell(rng, settings, folder):
         elif way == "hyphens":
             groups.append([f"--{key.replace('_', '-')}={text}"])
         else:
-            groups.append([f"--{key}={text}"])
+            groups.append([flag_of(key, text)])
     if config:
         path = folder / f"config-{len(os.listdir(folder))}.json"
         path.write_text("// drawn\n" + json.dumps(config))

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 ROWS, SEQ = 16, 32
 
@@ -102,7 +103,7 @@ def test_speeds_are_measured_once_and_kept_for_plans_and_runs(forebay, task, tmp
     for name, cache in (("with", tmp_path / "cache"), ("without", tmp_path / "none")):
         runs[name] = tmp_path / name
         done = subprocess.run(
-            [forebay.binary, "train", *(f"--{key}={value}" for key, value in task.items()), f"--out={runs[name]}", "--steps=2"],
+            [forebay.binary, "train", *(flag_of(key, value) for key, value in task.items()), f"--out={runs[name]}", "--steps=2"],
             capture_output=True, text=True, check=True, env={**os.environ, "XDG_CACHE_HOME": str(cache)})
         assert ("forecast " in done.stdout) == (name == "with")
     assert forebay.digest(runs["with"]) == forebay.digest(runs["without"])
@@ -151,7 +152,7 @@ def test_autotuning_tries_settings_and_leaves_nothing_behind(forebay, task, tmp_
 def test_a_stop_removes_the_folders_of_a_trial(forebay, task, tmp_path):
     before = left_in(tmp_path)
     command = [forebay.binary, "train", "--autotune", f"--out={tmp_path / 'run'}",
-               *(f"--{key}={value}" for key, value in {**task, "batch": 1, "accum": 512, "ram": "2GiB"}.items())]
+               *(flag_of(key, value) for key, value in {**task, "batch": 1, "accum": 512, "ram": "2GiB"}.items())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.time() + 60

@@ -12,6 +12,7 @@ import threading
 import pytest
 from confined import in_group
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 RUN = dict(batch=1, seq=32, threads=1, ram="1GiB", export="none")
 
@@ -59,7 +60,7 @@ def model(forebay, tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(forebay, model, tmp_path_factory):
     data = write_rows(tmp_path_factory.mktemp("data") / "data.fbd", *random_rows(64, 32, 256, seed=1), 256)
-    flags = [f"--{key}={value}" for key, value in (RUN | dict(model=model, data=data)).items()]
+    flags = [flag_of(key, value) for key, value in (RUN | dict(model=model, data=data)).items()]
     return [forebay.binary, "train", *flags]
 
 

@@ -14,6 +14,7 @@ import time
 import pytest
 from conftest import random_rows, read_metrics, write_rows
 from rank_processes import digest_of_ranks, ends_of, folder_of, make_task, start_ranks, train_ranks, wait_for_steps
+from option_flags import flag_of
 
 SEQ = 48
 NUM_KILLS = 8
@@ -78,7 +79,7 @@ def test_launchers_start_the_same_run(forebay, task, expected, tmp_path, launche
     plugin = pathlib.Path(os.environ["FOREBAY_BIN"]) / f"libforebay_mpi_{family}.so"
     if family and not plugin.exists():
         pytest.skip(f"{plugin} was not built")
-    settings = [f"--{key}={value}" for key, value in dict(task, out=tmp_path / "run").items()]
+    settings = [flag_of(key, value) for key, value in dict(task, out=tmp_path / "run").items()]
     command = [program, *LAUNCHERS[launcher], forebay.binary, "train", *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 SEQ = 32
 STEP_KEYS = {
@@ -503,7 +504,7 @@ def test_a_run_goes_on_from_another_folder(forebay, task, tmp_path):
     os.symlink(task["model"], here / "model")
     os.symlink(task["data"], here / "data.fbd")
     settings = dict(task, model="model", data="data.fbd", eval_data=os.path.relpath(task["eval_data"], here), out=out)
-    first = [forebay.binary, "train", "--stop_after=1", *(f"--{key}={value}" for key, value in settings.items())]
+    first = [forebay.binary, "train", "--stop_after=1", *(flag_of(key, value) for key, value in settings.items())]
     assert subprocess.run(first, cwd=here, capture_output=True).returncode == 75
     second = subprocess.run([forebay.binary, "train", "--resume", f"--out={out}"], cwd=there, capture_output=True, text=True)
     assert second.returncode == 0, second.stderr
@@ -520,7 +521,7 @@ def test_other_tiles_than_the_runs_are_refused(forebay, task, tmp_path):
     assert forebay.run("train", check=False, out=out, stop_after=1, tile_elems=8192, **task).returncode == 75
     refused = forebay.run("train", "--resume", check=False, out=out, tile_elems=4096, **task)
     assert refused.returncode == 2
-    assert "--tile_elems=4096: the run has tiles of 8192, which are made once" in refused.stderr
+    assert "--set=tile_elems=4096: the run has tiles of 8192, which are made once" in refused.stderr
     forebay.run("train", "--resume", out=out)
     resolved = json.loads((out / "resolved_config.json").read_text())
     assert resolved["offload"]["tile_elems"]["value"] == 8192
@@ -572,7 +573,7 @@ def test_closed_standard_streams_are_nobodys_files(forebay, task, run, tmp_path,
     for number, streams in enumerate([closed, {">&-"}, {"2>&-"}]):
         out = tmp_path / str(number)
         settings = dict(task, out=out, eval_every=2, engine=engine)
-        flags = " ".join(f"--{key}={value}" for key, value in settings.items())
+        flags = " ".join(flag_of(key, value) for key, value in settings.items())
         for more in ("--stop_after=2", "--resume"):
             done = subprocess.run(f"{forebay.binary} train {flags} {more} {' '.join(streams)}", shell=True,
                                   capture_output=True, text=True, timeout=300)

@@ -105,7 +105,7 @@ def test_a_deepspeed_configuration_is_the_flags_that_it_stands_for(forebay, task
     done = forebay.run("train", out=tmp_path / "ds", ds_config=tmp_path / "ds.json", **task, **size)
     assert "pin_memory is ignored: memory is pinned only for GPUs" in done.stderr
     assert (tmp_path / "disk" / "forebay").is_dir()
-    forebay.run("train", "--decay_all", out=tmp_path / "flags", batch=2, accum=2, clip=0.5, lr=2e-3, betas="0.8,0.95",
+    forebay.run("train", "--optimizer_args=decay_all", out=tmp_path / "flags", batch=2, accum=2, clip=0.5, lr=2e-3, betas="0.8,0.95",
                 weight_decay=0.1, schedule="WarmupLR", schedule_args="warmup_num_steps=3,warmup_max_lr=2e-3",
                 weights_tier="nvme", state_tier="nvme", **task, **size)
     assert forebay.digest(tmp_path / "ds") == forebay.digest(tmp_path / "flags")
@@ -124,6 +124,6 @@ def test_what_is_auto_in_a_deepspeed_configuration_is_the_flags(forebay, task, t
     size = dict(batch=4, seq=32, steps=4, ram="1GiB", lr=1e-3, clip=0.5)
     done = forebay.run("train", out=tmp_path / "ds", ds_config=tmp_path / "ds.json", **task, **size)
     assert 'gradient_clipping' in done.stderr and '"auto" leaves it to the flags' in done.stderr
-    forebay.run("train", "--decay_all", out=tmp_path / "flags", schedule="WarmupDecayLR", activations_tier="ram",
+    forebay.run("train", "--optimizer_args=decay_all", out=tmp_path / "flags", schedule="WarmupDecayLR", activations_tier="ram",
                 schedule_args="warmup_num_steps=2,warmup_max_lr=0.001", number_checkpoints=2, **task, **size)
     assert forebay.digest(tmp_path / "ds") == forebay.digest(tmp_path / "flags")

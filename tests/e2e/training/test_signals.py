@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 SEQ, BATCH, ACCUM, STEPS = 64, 2, 2, 8
 SETTINGS = dict(batch=BATCH, accum=ACCUM, seq=SEQ, steps=STEPS, lr=1e-3, ram="1GiB", seed=3)
@@ -41,7 +42,7 @@ def expected(forebay, task, tmp_path_factory):
 
 def start(forebay, out, settings, *extra, hangup=signal.SIG_DFL):
     """`hangup`: what the program is started to do about SIGHUP. These tests may themselves run under nohup."""
-    command = [forebay.binary, "train", f"--out={out}", *extra] + [f"--{k}={v}" for k, v in settings.items()]
+    command = [forebay.binary, "train", f"--out={out}", *extra] + [flag_of(k, v) for k, v in settings.items()]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
@@ -210,7 +211,7 @@ def import_task(forebay, tmp_path_factory):
 
 def start_group(forebay, out, settings, *extra):
     """As a shell starts it: in a process group of its own, which Ctrl-C reaches as a whole."""
-    command = [forebay.binary, "train", f"--out={out}", *extra] + [f"--{k}={v}" for k, v in settings.items()]
+    command = [forebay.binary, "train", f"--out={out}", *extra] + [flag_of(k, v) for k, v in settings.items()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

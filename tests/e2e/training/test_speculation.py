@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from conftest import make_model, random_rows, read_metrics, train_through_signals, write_rows
+from option_flags import flag_of
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=6, lr=1e-3, warmup=2, ram="1GiB", seed=3, tile_elems=2048)
@@ -146,7 +147,7 @@ def test_a_kill_loses_the_running_step_alone(forebay, task, tmp_path):
     settings = dict(task, gradients="speculate")
     told = forebay.run("plan", **{key: value for key, value in settings.items() if key != "data"}).stdout
     assert "each step is committed as it ends" in told and "a crash loses the running one" in told
-    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}", *(f"--{k}={v}" for k, v in settings.items())]
+    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}", *(flag_of(k, v) for k, v in settings.items())]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         next(line for line in process.stdout if line.startswith("step 3/"))
         process.kill()
@@ -179,7 +180,7 @@ def test_overflows_of_fp16_are_dropped(forebay, task, tmp_path):
 
 
 @pytest.mark.parametrize("changes, message", [
-    (dict(gradients="speculate", speculate_layers=99), "--speculate_layers=99: the model has "),
+    (dict(gradients="speculate", speculate_layers=99), "--set=speculate_layers=99: the model has "),
     (dict(gradients="hold", speculate_layers=2), "gradients are applied at once with --gradients=speculate"),
     (dict(clip=1, speculate_layers=2), "gradients are applied at once with --gradients=speculate"),
 ])

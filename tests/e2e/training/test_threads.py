@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from confined import in_group
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def threads_of(forebay, tmp_path_factory):
     def train(preexec_fn=None, **settings):
         out = folder / f"run-{len(list(folder.iterdir()))}"
         settings = dict(model=model, data=data, out=out, seq=32, batch=1, steps=1, ram="256MiB", export="none", **settings)
-        subprocess.run([forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())],
+        subprocess.run([forebay.binary, "train", *(flag_of(key, value) for key, value in settings.items())],
                        check=True, capture_output=True, preexec_fn=preexec_fn)
         return int(re.search(r" compute: .* (\d+) threads", (out / "events.log").read_text())[1])
     return train

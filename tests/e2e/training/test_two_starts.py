@@ -10,6 +10,7 @@ import subprocess
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 16
 NUM_PAIRS = 20
@@ -24,7 +25,7 @@ def task(forebay, tmp_path_factory):
 
 
 def start(forebay, *flags, **settings):
-    command = [forebay.binary, "train", *flags] + [f"--{key}={value}" for key, value in settings.items()]
+    command = [forebay.binary, "train", *flags] + [flag_of(key, value) for key, value in settings.items()]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

@@ -23,7 +23,7 @@ std::string ExpectedBlock() {
   std::string block =
       "| flag | section | value | default | allowed | what it does |\n|---|---|---|---|---|---|\n";
   for (const OptionSpec& spec : OptionTable()) {
-    block += fmt::format("| `--{}` | {} | {} | {} | {} | {} |\n", spec.name, spec.section,
+    block += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", GivenAs(spec), spec.section,
                          Cell(spec.is_switch() ? "switch" : spec.value_name),
                          Cell(spec.default_text), Cell(spec.allowed), Cell(spec.help));
   }

@@ -101,7 +101,7 @@ TEST_F(ChooseSettingsTest, SegmentsThatAreGivenAreTakenAndTheChoiceIsNamedIfItIs
   EXPECT_EQ(plan.recompute.segment_blocks, 3);
   FindBetterSettings(Llama13B(), options_, limits_, plan);
   EXPECT_TRUE(std::ranges::any_of(plan.better, [](const BetterSetting& setting) {
-    return setting.text == "--number_checkpoints=0";
+    return setting.text == "--set=number_checkpoints=0";
   }));
 }
 
@@ -270,7 +270,7 @@ TEST_F(ChooseRecomputeTest, WhoeverSaysWhatGetsItAndIsToldOfBetter) {
             Json::parse(R"({"what": "attention", "layers": 30, "segment_layers": 1,
                               "vocabulary_in_parts": false, "vocabulary_in_pieces": false})"));
   EXPECT_THAT(FormatPlan(plan, Llama13B(), options_),
-              HasSubstr("--recompute=attention --recompute_layers=30"));
+              HasSubstr("--recompute=attention --set=recompute_layers=30"));
   options_ = LargeSteps();
   options_.device = ComputeDevice::kCpu;
   options_.batch = options_.accum = 1;
@@ -309,7 +309,7 @@ TEST_F(ChooseRecomputeTest, ActivationsInBf16AreNamedWhereAStepMovesMany) {
   Plan plan = MustPlan(options_);
   FindBetterSettings(Llama13B(), options_, limits_, plan);
   const auto found = std::ranges::find_if(plan.better, [](const BetterSetting& setting) {
-    return setting.text.starts_with("--activations_dtype=bf16");
+    return setting.text.starts_with("--set=activations_dtype=bf16");
   });
   ASSERT_NE(found, plan.better.end()) << FormatPlan(plan, Llama13B(), options_);
   options_.activations_dtype = DType::kBF16;
@@ -317,7 +317,7 @@ TEST_F(ChooseRecomputeTest, ActivationsInBf16AreNamedWhereAStepMovesMany) {
   EXPECT_DOUBLE_EQ(found->step_s, better.forecast->step_s);
   FindBetterSettings(Llama13B(), options_, limits_, better);
   for (const BetterSetting& setting : better.better) {
-    EXPECT_THAT(setting.text, Not(HasSubstr("--activations_dtype")));
+    EXPECT_THAT(setting.text, Not(HasSubstr("--set=activations_dtype")));
   }
 }
 
@@ -328,7 +328,7 @@ TEST_F(ChooseRecomputeTest, ANumberOfLayersNeedsToSayWhatTheyCompute) {
     options_.recompute = recompute;
     const auto plan = MakePlan(Llama13B(), options_, limits_);
     EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
-    EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--recompute_layers=3"));
+    EXPECT_THAT(MessageOf(plan.status()), HasSubstr("--set=recompute_layers=3"));
   }
 }
 
@@ -348,7 +348,7 @@ TEST_F(ChooseRecomputeTest, SegmentsAreTakenWhereTheyMakeRoom) {
   EXPECT_EQ(checkpoints(each), 41 * kActivation);
   EXPECT_EQ(checkpoints(seven), 11 * kActivation);
   EXPECT_GT(seven.forecast->backward.compute_s, 1.2 * each.forecast->backward.compute_s);
-  EXPECT_THAT(FormatPlan(seven, Llama13B(), options_), HasSubstr("--number_checkpoints=7"));
+  EXPECT_THAT(FormatPlan(seven, Llama13B(), options_), HasSubstr("--set=number_checkpoints=7"));
   // All layers' weights are read once more, which shows in the bytes where gradients are in RAM
   // either way.
   options_.ram_bytes = 55 * kGibibyte;
@@ -395,7 +395,7 @@ TEST_F(ChooseRecomputeTest, ActivationsWaitOnDiskWhereRamHasNoRoomForThem) {
   ASSERT_TRUE(asked_for.ok()) << asked_for.status();
   EXPECT_EQ(ToJson(*asked_for), ToJson(*with(ActivationsTier::kAuto)));
   EXPECT_THAT(FormatPlan(*asked_for, Llama13B(), options_),
-              HasSubstr("activations of 38 layers wait on NVMe (--activations_tier=nvme)"));
+              HasSubstr("activations of 38 layers wait on NVMe (--set=activations_tier=nvme)"));
 
   // Where the disk has no room for them, memory is what lacks.
   options_.durability = Durability::kStep;
@@ -430,9 +430,10 @@ TEST_F(ChooseRecomputeTest, SegmentsGoWithNoOtherChoice) {
     const auto plan = MakePlan(Llama13B(), options, limits_);
     EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
     const std::string message = MessageOf(plan.status());
-    EXPECT_THAT(message, HasSubstr("--number_checkpoints=4"));
-    EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0 --activations_tier=ram"));
-    EXPECT_THAT(message, HasSubstr("--number_checkpoints=0"));
+    EXPECT_THAT(message, HasSubstr("--set=number_checkpoints=4"));
+    EXPECT_THAT(message,
+                HasSubstr("--recompute=auto --set=recompute_layers=0 --set=activations_tier=ram"));
+    EXPECT_THAT(message, HasSubstr("--set=number_checkpoints=0"));
   }
 }
 
@@ -444,7 +445,7 @@ TEST_F(ChooseRecomputeTest, OnAGpuAllIsComputedAgain) {
   const auto plan = MakePlan(Llama13B(), options_, limits_);
   EXPECT_EQ(ExitCodeOf(plan.status()), ExitCode::kUsage);
   const std::string message = MessageOf(plan.status());
-  EXPECT_THAT(message, HasSubstr("--recompute=auto --recompute_layers=0"));
+  EXPECT_THAT(message, HasSubstr("--recompute=auto --set=recompute_layers=0"));
   EXPECT_THAT(message, HasSubstr("--device=cpu"));
 }
 

@@ -170,7 +170,7 @@ TEST(GpuPlan, OfSegmentsTheInputsAloneAreKept) {
   };
   // Beside them one layer's gradients of activations.
   EXPECT_EQ(checkpoints(*large), (22 + 1) * activation_bytes);
-  EXPECT_THAT(FormatPlan(*large, Llama13B(), options), HasSubstr("--number_checkpoints=20"));
+  EXPECT_THAT(FormatPlan(*large, Llama13B(), options), HasSubstr("--set=number_checkpoints=20"));
 
   options.gpu_mem_bytes = large->gpu.bytes - 5 * activation_bytes;
   const auto small = MakePlan(Llama13B(), options, MachineWithGpu(90 * kGibibyte));
@@ -212,7 +212,7 @@ TEST(GpuPlan, SegmentsOfManyLayersNeedABufferForEach) {
   const absl::Status refused =
       MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
-  EXPECT_THAT(MessageOf(refused), HasSubstr("a larger --number_checkpoints"));
+  EXPECT_THAT(MessageOf(refused), HasSubstr("a larger --set=number_checkpoints"));
   options.number_checkpoints = 8;
   EXPECT_TRUE(MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).ok());
 }
@@ -224,7 +224,7 @@ TEST(GpuPlan, InputsOfSegmentsDoNotWaitOnNvme) {
   const absl::Status refused =
       MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(refused), HasSubstr("--activations_tier=ram"));
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--set=activations_tier=ram"));
 }
 
 // The plan with the least memory on the card that is enough.
@@ -435,7 +435,7 @@ TEST(GpuPlan, ActivationsHaveTheDTypeOfPrecision) {
   const absl::Status refused =
       MakePlan(Llama13B(), options, MachineWithGpu(23 * kGibibyte)).status();
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kUsage);
-  EXPECT_THAT(MessageOf(refused), HasSubstr("--activations_dtype=bf16"));
+  EXPECT_THAT(MessageOf(refused), HasSubstr("--set=activations_dtype=bf16"));
   EXPECT_THAT(MessageOf(refused), HasSubstr("--precision=fp16"));
 }
 
@@ -462,7 +462,7 @@ TEST(GpuPlan, FewActivationsOnNvmeHaveABufferEach) {
     const std::string name = fmt::format("activations of {} layers, of the GPU", num_spilled);
     const auto waiting = std::ranges::find(in_ram->terms, name, &PlanTerm::name);
     ASSERT_NE(waiting, in_ram->terms.end());
-    EXPECT_EQ(waiting->shrink_with.find("--activations_tier=nvme") != std::string::npos,
+    EXPECT_EQ(waiting->shrink_with.find("--set=activations_tier=nvme") != std::string::npos,
               num_spilled > 3);
   }
 }

@@ -297,8 +297,9 @@ TEST(Plan, TooLittleMemoryIsRefusedWithTheLeastThatWorks) {
   EXPECT_THAT(MessageOf(refused.status()), HasSubstr("activation checkpoints"));
   EXPECT_THAT(
       MessageOf(refused.status()),
-      HasSubstr("--batch, --seq, --accum, --activations_tier=nvme, --activations_dtype=bf16 or "
-                "--number_checkpoints"));
+      HasSubstr(
+          "--batch, --seq, --accum, --set=activations_tier=nvme, --set=activations_dtype=bf16 or "
+          "--set=number_checkpoints"));
   options.ram_bytes = RecommendedRam(refused.status());
   EXPECT_TRUE(MakePlan(SmolLm2(), options, BigMachine()).ok());
   options.ram_bytes -= kMiB;
@@ -496,14 +497,14 @@ TEST(Plan, SharesThatTheUserGaveAreNotChangedAndTheMessageNamesThem) {
   ASSERT_EQ(ExitCodeOf(refused.status()), ExitCode::kDoesNotFit);
   EXPECT_THAT(MessageOf(refused.status()),
               testing::AllOf(HasSubstr("of '/disk2', which has 500 MB free"),
-                             HasSubstr("or give it a smaller share with --nvme_weights")));
+                             HasSubstr("or give it a smaller share with --set=nvme_weights")));
   // Other shares are no help where all disks together are too small.
   limits.disks[0].free_bytes = limits.disks[1].free_bytes = 1'500'000'000;
   for (const bool fixed : {true, false}) {
     limits.shares_are_fixed = fixed;
     const auto full = MakePlan(SmolLm2(), DurableRun(), limits);
     ASSERT_EQ(ExitCodeOf(full.status()), ExitCode::kDoesNotFit);
-    EXPECT_THAT(MessageOf(full.status()), testing::Not(HasSubstr("--nvme_weights")));
+    EXPECT_THAT(MessageOf(full.status()), testing::Not(HasSubstr("--set=nvme_weights")));
   }
 }
 

@@ -67,7 +67,7 @@ TEST(KnownShares, WhatTheUserSaysComesFirst) {
   options.nvme_weights = {1, 3};
   const StripeShares shares = KnownShares(options, Profiled({5, 1}), On({1, 2}));
   EXPECT_THAT(shares.weights, ElementsAre(1, 3));
-  EXPECT_EQ(shares.origin, "--nvme_weights");
+  EXPECT_EQ(shares.origin, "--set=nvme_weights");
   EXPECT_TRUE(shares.is_fixed);
 }
 

@@ -124,7 +124,7 @@ TEST_F(DataParallelTest, RefusesWhatCannotBeDivided) {
                  "--data_parallel=3 parts");
   options.data_parallel = 2;
   options.activations_tier = ActivationsTier::kNvme;
-  expect_refused(options, "--activations_tier=nvme is not there with --data_parallel=2");
+  expect_refused(options, "--set=activations_tier=nvme is not there with --data_parallel=2");
   options.activations_tier = ActivationsTier::kRam;
   for (const absl::Status& status : TrainRanks(options)) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;

@@ -284,9 +284,8 @@ TEST_F(GpuRanks, DoNotShareOne) {
   const TrainOptions options = Options(3, "shared");
   for (const absl::Status& status : TrainRanks(options)) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status),
-                AllOf(HasSubstr("rank 0 (thread0) and rank 1 (thread1)"),
-                      HasSubstr("CUDA_VISIBLE_DEVICES")));
+    EXPECT_THAT(MessageOf(status), AllOf(HasSubstr("rank 0 (thread0) and rank 1 (thread1)"),
+                                         HasSubstr("CUDA_VISIBLE_DEVICES")));
   }
   EXPECT_FALSE(IsRunFolder(options.out));
 }

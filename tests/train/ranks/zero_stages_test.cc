@@ -180,7 +180,7 @@ TEST_F(DeepRunTest, RefuseDifferentSegments) {
   };
   for (const absl::Status& status : TrainRanks(Options(3, "run"), runs)) {
     EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage) << status;
-    EXPECT_THAT(MessageOf(status), HasSubstr("(--number_checkpoints) is 1 on rank 0"));
+    EXPECT_THAT(MessageOf(status), HasSubstr("(--set=number_checkpoints) is 1 on rank 0"));
   }
 }
 

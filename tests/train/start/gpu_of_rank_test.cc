@@ -25,8 +25,7 @@ std::string Refused(const std::vector<RankDevice>& ranks) {
 }
 
 TEST(DevicesOfRanks, EachHasAGpuOfItsOwnOrNoneHas) {
-  EXPECT_TRUE(
-      CheckDevices(std::vector{OnGpu("a", "1"), OnGpu("a", "2"), OnGpu("b", "3")}).ok());
+  EXPECT_TRUE(CheckDevices(std::vector{OnGpu("a", "1"), OnGpu("a", "2"), OnGpu("b", "3")}).ok());
   EXPECT_TRUE(CheckDevices(std::vector{OnCpu("a"), OnCpu("a")}).ok());
 }
 

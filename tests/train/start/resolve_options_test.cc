@@ -142,7 +142,7 @@ TEST_F(ConfigFile, ACycleOfMomentumNeedsAnOptimizerThatHasIt) {
     return TrainInputs(std::move(flags));
   };
   EXPECT_THAT(MessageFor(one_cycle({{"optimizer", "sgd"}})),
-              HasSubstr("Give --momentum, or --schedule_args=cycle_momentum=false"));
+              HasSubstr("Give --optimizer_args=momentum, or --schedule_args=cycle_momentum=false"));
   EXPECT_THAT(MessageFor(one_cycle({{"optimizer", "adagrad"}})),
               HasSubstr("--optimizer=adagrad has none. Give --schedule_args=cycle_momentum=false"));
   for (const auto& inputs :
@@ -327,21 +327,22 @@ TEST(ResolveOptions, ApexLevelsArePresets) {
 
 TEST(ResolveOptions, LossScalingThatNeverActsIsRefused) {
   EXPECT_THAT(MessageFor(TrainInputs({{"loss_scale", "128"}})),
-              HasSubstr("--loss_scale=128 is of --precision=fp16"));
+              HasSubstr("--loss_scaling_args=loss_scale=128 is of --precision=fp16"));
   EXPECT_THAT(MessageFor(TrainInputs({{"precision", "fp32"}, {"hysteresis", "3"}})),
               HasSubstr("--precision=fp32 scales no loss"));
   EXPECT_THAT(MessageFor(TrainInputs(
                   {{"precision", "fp16"}, {"loss_scale", "128"}, {"loss_scale_window", "9"}})),
-              HasSubstr("--loss_scale_window=9 moves no loss scale that --loss_scale=128 fixes"));
+              HasSubstr("--loss_scaling_args=loss_scale_window=9 moves no loss scale that "
+                        "--loss_scaling_args=loss_scale=128 fixes"));
   EXPECT_THAT(MessageFor(TrainInputs(
                   {{"precision", "fp16"}, {"loss_scaling", "stage0"}, {"hysteresis", "3"}})),
-              HasSubstr("--hysteresis=3 is of --loss_scaling=zero"));
+              HasSubstr("--loss_scaling_args=hysteresis=3 is of --loss_scaling=zero"));
   EXPECT_THAT(MessageFor(TrainInputs(
                   {{"precision", "fp16"}, {"loss_scaling", "torch"}, {"min_loss_scale", "2"}})),
-              HasSubstr("--min_loss_scale=2 is not of --loss_scaling=torch"));
+              HasSubstr("--loss_scaling_args=min_loss_scale=2 is not of --loss_scaling=torch"));
   EXPECT_THAT(MessageFor(TrainInputs(
                   {{"precision", "fp16"}, {"initial_scale_power", "3"}, {"min_loss_scale", "16"}})),
-              HasSubstr("--min_loss_scale=16 is above the scale"));
+              HasSubstr("--loss_scaling_args=min_loss_scale=16 is above the scale"));
 }
 
 TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
@@ -352,7 +353,7 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
   EXPECT_THAT(MessageFor(TrainInputs({{"layout", "int8-moments"}, {"precision", "fp16"}})),
               HasSubstr("Give --layout=fp16, or --precision=bf16"));
   EXPECT_THAT(MessageFor(TrainInputs({{"grad_dtype", "fp16"}})),
-              HasSubstr("--grad_dtype=fp16 does not go with --precision=bf16"));
+              HasSubstr("--set=grad_dtype=fp16 does not go with --precision=bf16"));
   EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"epochs", "2"}})),
               HasSubstr("--steps and --epochs exclude"));
   EXPECT_THAT(MessageFor(TrainInputs({{"steps", "5"}, {"warmup", "6"}})),
@@ -363,14 +364,53 @@ TEST(ResolveOptions, OptionsThatExcludeOneAnotherAreRefused) {
               HasSubstr("--save_every=5 does not go with --export=none"));
 }
 
+TEST(ResolveOptions, ArgumentsOfTheOptimizerComeInOneFlag) {
+  const auto resolved = ResolveOptions(
+      TrainInputs({{"optimizer_args", "betas=0.8,0.95,eps=1e-6,decay_all"},
+                   {"precision", "fp16"},
+                   {"loss_scaling_args", "hysteresis=3,consecutive_hysteresis=true"}}),
+      OptionsUse::kTrain);
+  ASSERT_TRUE(resolved.ok()) << resolved.status();
+  const TrainOptions& options = resolved->options;
+  EXPECT_EQ(options.beta1, 0.8);
+  EXPECT_EQ(options.beta2, 0.95);
+  EXPECT_EQ(options.eps, 1e-6);
+  EXPECT_TRUE(options.decay_all);
+  EXPECT_EQ(options.hysteresis, 3);
+  EXPECT_TRUE(options.consecutive_hysteresis);
+  EXPECT_EQ(resolved->resolved["optim"]["eps"]["origin"], "flag");
+}
+
+TEST(ResolveOptions, WrongArgumentsOfTheOptimizerAreNamed) {
+  EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "eps=1e-6,bets=0.8,0.9"}})),
+              HasSubstr("there is no argument 'bets'; did you mean 'betas'? It has "));
+  EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "lr=1"}})),
+              HasSubstr("there is no argument 'lr'"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "eps"}})),
+              HasSubstr("'eps' has no value: write eps=VALUE"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "betas=0.8"}})),
+              HasSubstr("--optimizer_args=betas is 0.8; allowed: two numbers"));
+  EXPECT_THAT(MessageFor(TrainInputs({{"loss_scaling_args", "eps=1"}})),
+              HasSubstr("--loss_scaling_args: there is no argument 'eps'"));
+}
+
+TEST(ResolveOptions, AFlagThatBecameAnArgumentSaysHowItIsGivenNow) {
+  OptionInputs inputs = TrainInputs();
+  inputs.unknown_flags = {"--tile_elems=4096", "--betas=0.9,0.95", "--nesterov", "--hysteresis=3"};
+  EXPECT_THAT(MessageFor(inputs),
+              AllOf(HasSubstr("'--tile_elems=4096' is no more: write --set=tile_elems=VALUE"),
+                    HasSubstr("write --optimizer_args=betas=VALUE"),
+                    HasSubstr("write --optimizer_args=nesterov=true"),
+                    HasSubstr("write --loss_scaling_args=hysteresis=VALUE")));
+}
+
 TEST(ResolveOptions, WhatWasRemovedIsAnErrorThatSaysWhatToDoInstead) {
   const TemporaryFolder folder;
   OptionInputs inputs = TrainInputs();
   inputs.unknown_flags = {"--scrub-every=5"};
   inputs.sets = {"offload.scrub_every=3"};
   inputs.config_file = folder.Path("config.json");
-  ASSERT_TRUE(
-      WriteFileAtomically(inputs.config_file, R"({"offload": {"share_gpu": true}})").ok());
+  ASSERT_TRUE(WriteFileAtomically(inputs.config_file, R"({"offload": {"share_gpu": true}})").ok());
   EXPECT_THAT(MessageFor(inputs),
               AllOf(HasSubstr("flag '--scrub-every=5' is no more: 'forebay inspect RUN --verify'"),
                     HasSubstr("--set offload.scrub_every=3: key 'scrub_every' is no more"),
@@ -408,7 +448,7 @@ TEST(ResolveOptions, ImpossibleFoldersOfTheSwapAreaAreRefused) {
   EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b,/x/../a"}})),
               HasSubstr("'/a' and '/x/../a' are the same folder"));
   EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}, {"nvme_weights", "1"}})),
-              HasSubstr("--nvme_weights=1 has 1 numbers for 2 folders"));
+              HasSubstr("--set=nvme_weights=1 has 1 numbers for 2 folders"));
   EXPECT_THAT(MessageFor(TrainInputs({{"nvme_weights", "1,1"}})), HasSubstr("for 1 folder of"));
   // A run that goes on has its folders and their shares; a plan has none but those that it is told.
   const TemporaryFolder run;
@@ -419,9 +459,9 @@ TEST(ResolveOptions, ImpossibleFoldersOfTheSwapAreaAreRefused) {
   going_on.sets = {"resume=true"};
   EXPECT_TRUE(ResolveOptions(going_on, OptionsUse::kTrain).ok());
   EXPECT_THAT(MessageOf(ResolveOptions(going_on, OptionsUse::kPlan).status()),
-              HasSubstr("--nvme_weights=1,1 has 2 numbers for 1 folder of"));
+              HasSubstr("--set=nvme_weights=1,1 has 2 numbers for 1 folder of"));
   EXPECT_THAT(MessageFor(TrainInputs({{"nvme", "/a,/b"}, {"nvme_weights", "1,0"}})),
-              HasSubstr("--nvme_weights is 1,0; allowed: numbers from 0.001 to 1000000"));
+              HasSubstr("--set=nvme_weights is 1,0; allowed: numbers from 0.001 to 1000000"));
 }
 
 TEST(ResolveOptions, TheModelFolderIsNeverTheOutput) {

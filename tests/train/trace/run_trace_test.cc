@@ -262,7 +262,7 @@ TEST_F(RunTraceTest, WhatCannotBeTracedIsRefusedBeforeTheRunIsMade) {
   };
   TrainOptions options = Traced(task_.TightRun(folder_.Path("run")));
   options.trace_steps = {4, 6};
-  expect_refused(options, "--trace_steps=4-6: this process trains the steps 1 to 5");
+  expect_refused(options, "--set=trace_steps=4-6: this process trains the steps 1 to 5");
   options.stop_after = 3;
   options.trace_steps = {2, 4};
   expect_refused(options, "the steps 1 to 3");

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 # Six blocks, so that the window of three has to read some again.
@@ -18,7 +19,7 @@ class SwapBench:
         self.binary = binary
 
     def run(self, *arguments, check=True, **settings):
-        command = [self.binary, *map(str, arguments), *(f"--{key}={value}" for key, value in settings.items())]
+        command = [self.binary, *map(str, arguments), *(flag_of(key, value) for key, value in settings.items())]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr}")
@@ -125,7 +126,7 @@ def test_the_table_says_what_was_extrapolated(swap_bench, large_model, tmp_path)
     (["--params=13Q"], 2, "13Q"),
     (["--config=nothing"], 3, "nothing"),
     (["--params=135M", "--layout=int4"], 2, "int4"),
-    (["--params=135M", "--tile_elems=1000"], 2, "tile_elems"),
+    (["--params=135M", "--set=tile_elems=1000"], 2, "tile_elems"),
     (["--params=135M", "--size=1M"], 2, "--size"),
     (["--params=135M", "--tbw=0"], 2, "tbw"),
     (["--params=13B", "--ram=1GiB"], 4, "--gradients=nvme"),

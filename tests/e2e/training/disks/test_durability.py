@@ -11,6 +11,7 @@ import time
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 NUM_STEPS = 8
@@ -77,7 +78,7 @@ def test_one_copy_takes_half_the_space(forebay, task, tmp_path):
 def kill_in_step(forebay, settings, out, step, resume=()):
     """Kills a run when it reports that `step` is done."""
     command = [forebay.binary, "train", "--format=json", *resume, f"--out={out}"]
-    command += [f"--{key}={value}" for key, value in settings.items()]
+    command += [flag_of(key, value) for key, value in settings.items()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
             event = json.loads(line)
@@ -307,7 +308,7 @@ def expected_after_many(forebay, task, tmp_path_factory):
 def train_while_another_program_fills(forebay, disk, out, settings):
     """Exit code and messages of a run that meets a full disk, some steps from its beginning."""
     command = [forebay.binary, "train", "--format=json", f"--out={out}"]
-    command += [f"--{key}={value}" for key, value in settings.items()]
+    command += [flag_of(key, value) for key, value in settings.items()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             event = json.loads(line)
@@ -378,7 +379,7 @@ def test_a_resume_on_a_disk_that_is_full_says_so_before_its_first_step(forebay, 
         (disk / "other").unlink()
         model_bytes = (out / "exports" / "step-4" / "model.safetensors").stat().st_size
         # Two exports are there: two more and the model are to come, all but those two, or the model alone.
-        for more, models in ([], 3), (["--keep=20"], 9), (["--save_every=0"], 1):
+        for more, models in ([], 3), (["--set=keep=20"], 9), (["--save_every=0"], 1):
             confined.fill(disk, models * model_bytes - (128 << 10))
             refused = forebay.run("train", "--resume", *more, out=out, check=False)
             assert refused.returncode == 4 and "the exported model needs" in refused.stderr, (more, refused.stderr)
@@ -396,7 +397,7 @@ def test_exports_are_whole_or_absent_whenever_the_run_is_killed(forebay, task, t
     for attempt in range(6):
         resume = ["--resume"] if attempt > 0 else []
         command = [forebay.binary, "train", *resume, f"--out={out}"]
-        command += [f"--{key}={value}" for key, value in (settings | dict(steps=5000)).items()]
+        command += [flag_of(key, value) for key, value in (settings | dict(steps=5000)).items()]
         kill_after(command, rng.uniform(0.3, 1.5))
         for export in (out / "exports").glob("step-*[0-9]"):
             assert forebay.run("inspect", str(export), "--verify").returncode == 0
@@ -438,7 +439,7 @@ def test_killed_again_and_again_it_ends_in_the_same_bits(forebay, task, tmp_path
     forebay.run("train", out=whole, **settings)
     longest_s = time.monotonic() - started
     expected = forebay.digest(whole)
-    arguments = [f"--{key}={value}" for key, value in settings.items()]
+    arguments = [flag_of(key, value) for key, value in settings.items()]
     num_kills = num_runs = 0
     while num_kills < NUM_KILLS:
         num_runs += 1

@@ -10,6 +10,7 @@ import tempfile
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 
@@ -31,7 +32,7 @@ def public(tmp_path_factory, forebay):
 def train(public, out, *flags, preexec_fn=None):
     settings = dict(model=f"{public}/model", data=f"{public}/data.fbd", batch=2, seq=SEQ, steps=3, lr=1e-3, seed=1,
                     ram="1GiB", weights_tier="nvme", state_tier="nvme", out=out)
-    command = [f"{public}/forebay", "train", *flags, *(f"--{key}={value}" for key, value in settings.items())]
+    command = [f"{public}/forebay", "train", *flags, *(flag_of(key, value) for key, value in settings.items())]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=preexec_fn)
 
 

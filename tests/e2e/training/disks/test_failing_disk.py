@@ -11,6 +11,7 @@ import time
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 _GOING_DOWN = 0x8004587D  # _IOR('X', 125, __u32), of ext4 and XFS
@@ -46,7 +47,7 @@ def test_the_error_is_the_disks_and_not_the_logs(forebay, task, tmp_path, file_s
     with file_system(tmp_path / "disk", tmp_path / "image") as disk:
         out = disk / "run"
         settings = dict(task, out=out, steps=100000, durability=durability)
-        command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in settings.items())]
+        command = [forebay.binary, "train", *(flag_of(key, value) for key, value in settings.items())]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
             metrics = out / "metrics.jsonl"
             while not (metrics.exists() and metrics.read_text().count("\n") > 3) and run.poll() is None:

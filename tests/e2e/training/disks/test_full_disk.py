@@ -10,6 +10,7 @@ import time
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 
@@ -76,7 +77,7 @@ def with_files_of(limit_bytes):
 
 @pytest.mark.parametrize("limit_bytes", [1000, 1 << 20, 8 << 20])
 def test_a_limit_of_file_sizes_is_named_before_anything_is_begun(forebay, task, tmp_path, limit_bytes):
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in dict(task, out=tmp_path / "run").items())]
+    command = [forebay.binary, "train", *(flag_of(key, value) for key, value in dict(task, out=tmp_path / "run").items())]
     refused = subprocess.run(command, capture_output=True, text=True, preexec_fn=with_files_of(limit_bytes))
     assert refused.returncode == 4, refused
     assert "in one file" in refused.stderr and "ulimit -f" in refused.stderr
@@ -103,7 +104,7 @@ def train_beside_a_program_that_fills(forebay, disk, settings, fill):
     """Exit code and messages of a run, behind the start of which `fill` takes the space of its disk. The space of the
     metrics is the last that a run takes."""
     out = disk / "run"
-    command = [forebay.binary, "train", *(f"--{key}={value}" for key, value in dict(settings, out=out).items())]
+    command = [forebay.binary, "train", *(flag_of(key, value) for key, value in dict(settings, out=out).items())]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         while not has_space(out / "metrics.jsonl") and run.poll() is None:
             time.sleep(0.002)

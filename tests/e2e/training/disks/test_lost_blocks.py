@@ -12,6 +12,7 @@ import subprocess
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 SEQ = 32
 BLOCK = 4096
@@ -112,7 +113,7 @@ def test_files_that_go_while_a_run_goes_on_end_it(forebay, task, tmp_path, how, 
     run = tmp_path / "run"
     # With Ctrl-C all of it is in RAM, and nothing is committed before that.
     settings = dict(task, steps=1000000, weights_tier="host", state_tier="host", commit_every=1000000 if stop else 1)
-    command = [forebay.binary, "train", f"--out={run}", "--format=json"] + [f"--{key}={value}" for key, value in settings.items()]
+    command = [forebay.binary, "train", f"--out={run}", "--format=json"] + [flag_of(key, value) for key, value in settings.items()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while '"step":2' not in process.stdout.readline().replace(" ", ""):
             assert process.poll() is None, process.stderr.read()

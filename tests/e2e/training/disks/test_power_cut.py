@@ -12,6 +12,7 @@ import guest
 import pytest
 from conftest import make_model, random_rows, write_rows
 from write_log import Disk, read_log
+from option_flags import flag_of
 
 SEQ, STEPS = 32, 5
 SETTINGS = dict(batch=2, seq=SEQ, steps=STEPS, lr=1e-3, weights_tier="nvme", state_tier="nvme", ram="200M", threads=2,
@@ -40,7 +41,7 @@ echo "digest $(forebay inspect /disk/run --hash --format=json)"
 
 def flags(settings):
     inputs = dict(model="/task/model", data="/task/data.fbd")
-    return " ".join(f"--{key}={value}" for key, value in {**inputs, **SETTINGS, **settings}.items())
+    return " ".join(flag_of(key, value) for key, value in {**inputs, **SETTINGS, **settings}.items())
 
 
 def digests(printed):

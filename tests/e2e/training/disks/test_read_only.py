@@ -11,6 +11,7 @@ import tempfile
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows, write_tokenizer
+from option_flags import flag_of
 
 SEQ = 32
 
@@ -44,7 +45,7 @@ def look_at(forebay, task, run, preexec_fn=None, with_python=True):
     """Everything that reads a run and its export: the digests of the run and of what was exported elsewhere, and what the
     model says."""
     def say(*arguments, **settings):
-        command = [forebay.binary, *arguments, *(f"--{key}={value}" for key, value in settings.items())]
+        command = [forebay.binary, *arguments, *(flag_of(key, value) for key, value in settings.items())]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=preexec_fn)
         assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stderr}"
         return json.loads(done.stdout)

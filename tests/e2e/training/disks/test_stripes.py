@@ -11,6 +11,7 @@ import subprocess
 import confined
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 48
 SETTINGS = dict(batch=2, accum=2, seq=SEQ, steps=6, lr=1e-3, warmup=2, clip=0.5, ram="1GiB", seed=3, tile_elems=4096,
@@ -153,7 +154,7 @@ def inspect(forebay, out):
 
 def test_a_killed_run_goes_on_with_the_same_bits(forebay, task, whole, tmp_path):
     out, nvme = tmp_path / "run", joined(folders(tmp_path))
-    command = [forebay.binary, "train", f"--out={out}", f"--nvme={nvme}", *(f"--{k}={v}" for k, v in task.items())]
+    command = [forebay.binary, "train", f"--out={out}", f"--nvme={nvme}", *(flag_of(k, v) for k, v in task.items())]
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for line in process.stdout:
@@ -235,7 +236,7 @@ def test_one_folder_that_was_moved_is_enough_to_name(forebay, task, whole, tmp_p
     assert resolved["offload"]["nvme"]["value"] == [str(nvme[0]), str(tmp_path / "moved")]
     forebay.run("plan", "--resume", out=out, model=task["model"])
     message = refusal(forebay, 2, "plan", "--resume", out=out, model=task["model"], nvme=tmp_path / "moved")
-    assert "--nvme_weights=3,2 has 2 numbers for 1 folder" in message
+    assert "--set=nvme_weights=3,2 has 2 numbers for 1 folder" in message
     forebay.run("train", "--resume", out=out)
     assert forebay.digest(out) == whole[0]
     forebay.run("train", out=tmp_path / "new", config=out / "resolved_config.json", set="resume=false")
@@ -247,7 +248,7 @@ def test_a_plan_says_what_is_wrong_with_its_shares(forebay, task, tmp_path):
     stop_after(forebay, task, tmp_path / "run", 1)
     for arguments in ([], ["--set=resume=true", f"--out={tmp_path / 'run'}"]):
         message = refusal(forebay, 2, "plan", *arguments, **settings)
-        assert "--nvme_weights=1,2 has 2 numbers for 1 folder" in message
+        assert "--set=nvme_weights=1,2 has 2 numbers for 1 folder" in message
 
 
 def test_a_swap_area_inside_the_run_can_be_moved_out(forebay, task, whole, tmp_path):
@@ -330,8 +331,8 @@ def test_two_copies_of_one_folder_are_not_guessed_between(forebay, task, tmp_pat
 @pytest.mark.parametrize("changes, words", [
     (dict(nvme="{a},{a}/../a"), ["the same folder", "{a}"]),
     (dict(nvme="{a},,{b}"), ["--nvme is {a},,{b}", "allowed: 1 to 64 paths"]),
-    (dict(nvme="{a},{b}", nvme_weights="1"), ["--nvme_weights=1 has 1 numbers for 2 folders"]),
-    (dict(nvme="{a},{b}", nvme_weights="1,-2"), ["--nvme_weights is 1,-2"]),
+    (dict(nvme="{a},{b}", nvme_weights="1"), ["--set=nvme_weights=1 has 1 numbers for 2 folders"]),
+    (dict(nvme="{a},{b}", nvme_weights="1,-2"), ["--set=nvme_weights is 1,-2"]),
     (dict(nvme="{a},{b},{a}/../link"), ["the same folder"]),
 ])
 def test_folders_that_make_no_sense_are_refused(forebay, task, tmp_path, changes, words):
@@ -362,7 +363,7 @@ def test_the_shares_of_a_run_are_fixed(forebay, task, tmp_path):
     out, nvme = tmp_path / "run", joined(folders(tmp_path))
     stop_after(forebay, task, out, 1, nvme=nvme, nvme_weights="2,1")
     message = refusal(forebay, 2, "train", "--resume", out=out, nvme_weights="1,1")
-    assert "--nvme_weights=1,1: the folders of the run have the shares 2,1" in message
+    assert "--set=nvme_weights=1,1: the folders of the run have the shares 2,1" in message
     stop_after(forebay, task, out, 1, "--resume", nvme=nvme, nvme_weights="4,2")
 
 
@@ -487,12 +488,12 @@ def test_a_folder_on_a_small_disk_gets_what_it_has_room_for(forebay, task, whole
         settings = dict(task, nvme=f"{tmp_path / 'a'},{small}", nvme_weights="1,1", durability="step")
         message = refusal(forebay, 4, "train", out=tmp_path / "run", **settings)
         assert f"the file system of '{small}'" in message and "are missing" in message
-        assert "a smaller share with --nvme_weights" in message
+        assert "a smaller share with --set=nvme_weights" in message
         assert os.listdir(small) == []
         # With what fits on it, it does its part.
         stop_after(forebay, task, tmp_path / "run", 1, nvme=settings["nvme"], nvme_weights="9,1")
         forebay.run("clean", str(tmp_path / "run"))
-        # Without --nvme_weights that is found: there is no room to measure, and none for equal shares.
+        # Without --set=nvme_weights that is found: there is no room to measure, and none for equal shares.
         settings.pop("nvme_weights")
         forebay.run("train", out=tmp_path / "other", **settings)
         assert (forebay.digest(tmp_path / "other"), losses(tmp_path / "other")) == whole

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import make_model, random_rows, write_rows
+from option_flags import flag_of
 
 SEQ = 32
 
@@ -25,7 +26,7 @@ class Training:
     """A run in the background, which is killed at the end."""
 
     def __init__(self, forebay, out, wait_for_step=2, **settings):
-        command = [forebay.binary, "train", "--format=json", f"--out={out}", *(f"--{k}={v}" for k, v in settings.items())]
+        command = [forebay.binary, "train", "--format=json", f"--out={out}", *(flag_of(k, v) for k, v in settings.items())]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         while json.loads(self.process.stdout.readline()).get("step", 0) < wait_for_step:
             assert self.process.poll() is None
@@ -112,7 +113,7 @@ def test_one_copy_cannot_be_verified_beside_its_run(forebay, task, tmp_path):
 def test_looking_at_a_run_beside_its_process_changes_no_bit(forebay, task, tmp_path):
     settings = dict(task, steps=60, **ON_DISK)
     forebay.run("train", out=tmp_path / "alone", **settings)
-    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}", *(f"--{k}={v}" for k, v in settings.items())]
+    command = [forebay.binary, "train", f"--out={tmp_path / 'run'}", *(flag_of(k, v) for k, v in settings.items())]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         if (tmp_path / "run" / "metrics.jsonl").exists():

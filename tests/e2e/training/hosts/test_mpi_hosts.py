@@ -10,6 +10,7 @@ import time
 import pytest
 from rank_processes import digest_of_ranks, make_task, train_ranks, wait_for_steps
 from two_hosts import TwoHosts
+from option_flags import flag_of
 
 SEQ = 48
 STEPS = 40
@@ -46,7 +47,7 @@ class Mpi:
         self._mpirun = shutil.which(f"mpirun.{family}")
 
     def start(self, forebay, *flags, **settings):
-        program = [forebay.binary, "train", *flags, *(f"--{key}={value}" for key, value in settings.items())]
+        program = [forebay.binary, "train", *flags, *(flag_of(key, value) for key, value in settings.items())]
         command = [*self.hosts.named(0), self._mpirun, "-n", "2", *self._flags, *program]
         environment = dict(os.environ, UCX_TLS="tcp,self", UCX_NET_DEVICES="cable")
         self.hosts.await_cable()
