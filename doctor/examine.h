@@ -17,7 +17,7 @@ std::vector<Check> ExamineHost(const MachineFacts& facts);
 std::vector<Check> ExamineDisk(const DiskFacts& disk);
 std::vector<Check> ExamineGpu(const GpuFacts& gpu);
 
-// "CUDA 13.0, no driver, cuBLASLt /usr/lib/libcublasLt.so.13"
-std::string DescribeLibraries(const CudaInfo& cuda);
+// "CUDA 13.0, no driver, cuBLASLt /usr/lib/libcublasLt.so.13, no NCCL"
+std::string DescribeLibraries(const GpuFacts& gpu);
 
 }  // namespace forebay

@@ -1,4 +1,5 @@
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "fmt/format.h"
@@ -88,15 +89,31 @@ Check OfCublasLt(const CudaInfo& cuda) {
   return GpuCheck("cublaslt", Verdict::kFail, "not found", cuda.why_no_cublaslt);
 }
 
+// Between GPUs of one run alone, which go through RAM without it.
+Check OfNccl(const GpuFacts& gpu) {
+  if (!gpu.nccl_file.empty()) return GpuCheck("nccl", Verdict::kOk, gpu.nccl_file);
+  if (gpu.cuda.gpus.size() < 2) {
+    return GpuCheck("nccl", Verdict::kOk, "not found, and not needed without several GPUs");
+  }
+  return GpuCheck("nccl", Verdict::kWarn, "not found", gpu.why_no_nccl);
+}
+
+// "cuBLASLt FILE" or "no cuBLASLt".
+std::string NameAndFile(std::string_view name, const std::string& file) {
+  return file.empty() ? fmt::format("no {}", name) : fmt::format("{} {}", name, file);
+}
+
 }  // namespace
 
-std::string DescribeLibraries(const CudaInfo& cuda) {
+std::string DescribeLibraries(const GpuFacts& gpu) {
+  const CudaInfo& cuda = gpu.cuda;
   if (!cuda.is_built_in) return "without CUDA";
   const std::string driver = cuda.driver_version > 0
                                  ? "a driver for CUDA " + CudaVersion(cuda.driver_version)
                                  : "no driver";
-  return fmt::format("CUDA {}, {}, {}", CudaVersion(cuda.runtime_version), driver,
-                     cuda.cublaslt_file.empty() ? "no cuBLASLt" : "cuBLASLt " + cuda.cublaslt_file);
+  return fmt::format("CUDA {}, {}, {}, {}", CudaVersion(cuda.runtime_version), driver,
+                     NameAndFile("cuBLASLt", cuda.cublaslt_file),
+                     NameAndFile("NCCL", gpu.nccl_file));
 }
 
 std::vector<Check> ExamineGpu(const GpuFacts& gpu) {
@@ -104,6 +121,7 @@ std::vector<Check> ExamineGpu(const GpuFacts& gpu) {
   std::vector<Check> checks = {OfDriver(gpu)};
   for (const GpuInfo& card : gpu.cuda.gpus) checks.push_back(OfCard(card));
   checks.push_back(OfCublasLt(gpu.cuda));
+  checks.push_back(OfNccl(gpu));
   return checks;
 }
 

@@ -11,6 +11,7 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/base/process/cgroups.h"
+#include "forebay/collective/nccl/nccl.h"
 #include "forebay/measure/host/physical_disks.h"
 #include "forebay/memory/available_memory.h"
 #include "forebay/model/cpu/ops.h"
@@ -124,6 +125,23 @@ GpuFacts AskBus(const std::string& root) {
   return gpu;
 }
 
+namespace {
+
+void AskNccl(GpuFacts& gpu) {
+  if (!gpu.cuda.is_built_in) return;
+  const absl::StatusOr<std::string> file = NcclFile();
+  (file.ok() ? gpu.nccl_file : gpu.why_no_nccl) = file.ok() ? *file : MessageOf(file.status());
+}
+
+}  // namespace
+
+GpuFacts AskGpuLibraries() {
+  GpuFacts gpu;
+  gpu.cuda = AskCudaLibraries();
+  AskNccl(gpu);
+  return gpu;
+}
+
 MachineFacts AskMachineFacts(const std::vector<std::string>& folders) {
   MachineFacts facts;
   facts.host = AskHost();
@@ -133,6 +151,7 @@ MachineFacts AskMachineFacts(const std::vector<std::string>& folders) {
   for (const std::string& folder : folders) facts.disks.push_back(AskDisk(folder));
   facts.gpu = AskBus();
   facts.gpu.cuda = AskCuda();
+  AskNccl(facts.gpu);
   return facts;
 }
 

@@ -52,11 +52,15 @@ DiskFacts AskDisk(const std::string& folder, const std::string& root = "");
 
 struct GpuFacts {
   CudaInfo cuda;
+  std::string nccl_file;       // what was opened; ""
+  std::string why_no_nccl;     // else ""
   bool is_on_the_bus = false;  // an NVIDIA card, whether or not there is a driver
   std::string driver;          // "580.82.07"; "": its module is not loaded
 };
-// All but GpuFacts::cuda.
+// All but what is of CUDA and NCCL.
 GpuFacts AskBus(const std::string& root = "");
+// Those alone, without the cards.
+GpuFacts AskGpuLibraries();
 
 struct MachineFacts {
   HostInfo host;

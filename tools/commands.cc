@@ -8,7 +8,7 @@ namespace {
 
 std::unique_ptr<Command> MakeVersionCommand() {
   return std::make_unique<VersionCommand>("forebay",
-                                          [] { return DescribeLibraries(AskCudaLibraries()); });
+                                          [] { return DescribeLibraries(AskGpuLibraries()); });
 }
 
 std::vector<CommandEntry> ForebayCommands() {

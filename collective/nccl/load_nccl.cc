@@ -1,5 +1,7 @@
 #include <dlfcn.h>
 
+#include <string>
+
 #include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/nccl/nccl.h"
@@ -54,6 +56,13 @@ absl::StatusOr<const Nccl*> LoadNccl() {
   static const auto* const loaded = new absl::StatusOr<Nccl>(OpenNccl());
   FOREBAY_RETURN_IF_ERROR(loaded->status());
   return &**loaded;
+}
+
+absl::StatusOr<std::string> NcclFile() {
+  FOREBAY_ASSIGN_OR_RETURN(const Nccl* const nccl, LoadNccl());
+  Dl_info info = {};
+  if (::dladdr(reinterpret_cast<void*>(nccl->GetUniqueId), &info) == 0) return "an unnamed file";
+  return info.dli_fname;
 }
 
 }  // namespace forebay

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -43,5 +44,7 @@ struct Nccl {
 // libnccl.so.2 of the system or of the Python package nvidia-nccl-cu13, or the file that
 // FOREBAY_NCCL names. EnvironmentError: where it was looked for.
 absl::StatusOr<const Nccl*> LoadNccl();
+// The file that it was loaded from, for people; its errors.
+absl::StatusOr<std::string> NcclFile();
 
 }  // namespace forebay

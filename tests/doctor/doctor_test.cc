@@ -82,6 +82,7 @@ MachineFacts Tower(FakeRoot& root, const std::string& folder) {
                           .free_bytes = int64_t{23} << 30,
                           .total_bytes = int64_t{24} << 30}};
   facts.gpu.cuda.cublaslt_file = "/usr/local/cuda/lib64/libcublasLt.so.13";
+  facts.gpu.nccl_file = "/usr/lib/libnccl.so.2";
   return facts;
 }
 

@@ -33,13 +33,15 @@ MachineFacts GoodHost() {
 
 TEST(Examine, LibrariesOfCudaAreALine) {
   EXPECT_EQ(DescribeLibraries({}), "without CUDA");
-  EXPECT_EQ(DescribeLibraries({.is_built_in = true, .runtime_version = 13000}),
-            "CUDA 13.0, no driver, no cuBLASLt");
-  EXPECT_EQ(DescribeLibraries({.is_built_in = true,
-                               .runtime_version = 13000,
-                               .driver_version = 12080,
-                               .cublaslt_file = "/lib/libcublasLt.so.12"}),
-            "CUDA 13.0, a driver for CUDA 12.8, cuBLASLt /lib/libcublasLt.so.12");
+  EXPECT_EQ(DescribeLibraries({.cuda = {.is_built_in = true, .runtime_version = 13000}}),
+            "CUDA 13.0, no driver, no cuBLASLt, no NCCL");
+  EXPECT_EQ(DescribeLibraries({.cuda = {.is_built_in = true,
+                                        .runtime_version = 13000,
+                                        .driver_version = 12080,
+                                        .cublaslt_file = "/lib/libcublasLt.so.12"},
+                               .nccl_file = "/lib/libnccl.so.2"}),
+            "CUDA 13.0, a driver for CUDA 12.8, cuBLASLt /lib/libcublasLt.so.12, NCCL "
+            "/lib/libnccl.so.2");
 }
 
 TEST(ExamineHost, FindsNothingWrongWithAGoodOne) {
@@ -169,6 +171,17 @@ TEST(ExamineGpu, ACardThatCannotBeUsedFails) {
   EXPECT_EQ(Of(ExamineGpu(gpu), "cublaslt").fix, "cuBLASLt was not found");
   EXPECT_EQ(WorstOf(ExamineGpu({.cuda = {.is_built_in = true}, .is_on_the_bus = true})),
             Verdict::kFail);
+}
+
+TEST(ExamineGpu, NcclIsMissedWhereThereAreSeveralCards) {
+  GpuFacts gpu = GoodGpu();
+  gpu.why_no_nccl = "NCCL was not found";
+  EXPECT_EQ(Of(ExamineGpu(gpu), "nccl").verdict, Verdict::kOk);
+  gpu.cuda.gpus.push_back(gpu.cuda.gpus[0]);
+  EXPECT_EQ(Of(ExamineGpu(gpu), "nccl").verdict, Verdict::kWarn);
+  EXPECT_EQ(Of(ExamineGpu(gpu), "nccl").fix, "NCCL was not found");
+  gpu.nccl_file = "libnccl.so.2";
+  EXPECT_EQ(Of(ExamineGpu(gpu), "nccl").verdict, Verdict::kOk);
 }
 
 TEST(ExamineGpu, TheDriverHasToServeTheMajorVersionThatForebayWasBuiltWith) {
