@@ -42,14 +42,16 @@ void FillTile(std::span<const float> master, const TileRun& run) {
 // Fills tiles with what they have of each tensor.
 class TilesOfTensors {
  public:
-  // All outlive it. `master`: of the longest tile.
-  TilesOfTensors(const TileMap& tiles, const Inventory& inventory, const TensorFiller& fill,
-                 std::span<float> master)
-      : tiles_(tiles), inventory_(inventory), fill_(fill), master_(master) {}
+  // `master`: of the longest tile.
+  TilesOfTensors(TileMap tiles, Inventory inventory, TensorFiller fill, HostBuffer master)
+      : tiles_(std::move(tiles)),
+        inventory_(std::move(inventory)),
+        fill_(std::move(fill)),
+        master_(std::move(master)) {}
 
   absl::Status Fill(int index, std::span<std::byte> weights, std::span<std::byte> state) const {
     const Tile& tile = tiles_.tiles()[static_cast<size_t>(index)];
-    const std::span<float> master = master_.first(static_cast<size_t>(tile.num_elems));
+    const std::span<float> master = master_.As<float>().first(static_cast<size_t>(tile.num_elems));
     std::ranges::fill(master, 0.0f);
     for (const TensorSpec* tensor : TensorsInPlace(inventory_, tile.layer)) {
       const int64_t first = std::max(tensor->offset_elems, tile.first_elem);
@@ -65,11 +67,13 @@ class TilesOfTensors {
   }
 
  private:
-  const TileMap& tiles_;
-  const Inventory& inventory_;
-  const TensorFiller& fill_;
-  const std::span<float> master_;
+  const TileMap tiles_;
+  const Inventory inventory_;
+  const TensorFiller fill_;
+  const HostBuffer master_;
 };
+
+constexpr char kFirstValues[] = "first values";
 
 }  // namespace
 
@@ -163,6 +167,8 @@ absl::Status StoreFiller::WriteTile(int index) {
     return WriteWholeTile(*store_, index, weights, {});
   }
   const auto state = tile_.bytes().subspan(weights.size(), tiles.StateBytes(tile));
+  const StoreFiles files = store_->files();
+  if (!files.weights && !files.state) return WriteWholeTile(*store_, index, weights, state);
   std::ranges::fill(state, std::byte{0});
   if (fill_tile_) {
     std::ranges::fill(weights, std::byte{0});
@@ -195,7 +201,44 @@ StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> di
   store.num_slots = plan.num_slots;
   store.scratch_bytes = plan.ScratchBytes();
   store.has_intents = plan.gradient_area == GradientArea::kAll;
+  store.files = plan.store_files;
   return store;
+}
+
+int64_t FirstValuesBytes(const TileMap& tiles) {
+  return HostBuffer::ChargedBytes(tiles.max_tile_elems() * 4) +
+         HostBuffer::ChargedBytes(std::max(tiles.max_weight_bytes(), tiles.max_state_bytes()));
+}
+
+absl::StatusOr<TileFiller> FirstValuesOf(TensorFiller fill, const Inventory& inventory,
+                                         const TileMap& tiles, MemoryBudget* budget) {
+  FOREBAY_ASSIGN_OR_RETURN(HostBuffer master,
+                           HostBuffer::Create(budget, kFirstValues, tiles.max_tile_elems() * 4));
+  const auto whole =
+      std::make_shared<const TilesOfTensors>(tiles, inventory, std::move(fill), std::move(master));
+  return FirstValuesOf(
+      [whole](int tile, std::span<std::byte> weights, std::span<std::byte> state) {
+        return whole->Fill(tile, weights, state);
+      },
+      tiles, budget);
+}
+
+absl::StatusOr<TileFiller> FirstValuesOf(TileFiller whole, const TileMap& tiles,
+                                         MemoryBudget* budget) {
+  FOREBAY_ASSIGN_OR_RETURN(
+      HostBuffer memory,
+      HostBuffer::Create(budget, kFirstValues,
+                         std::max(tiles.max_weight_bytes(), tiles.max_state_bytes())));
+  const auto other = std::make_shared<const HostBuffer>(std::move(memory));
+  return [whole = std::move(whole), tiles, other](int index, std::span<std::byte> weights,
+                                                  std::span<std::byte> state) {
+    const Tile& tile = tiles.tiles()[static_cast<size_t>(index)];
+    const bool wants_state = weights.empty();
+    const auto rest = other->bytes().first(
+        static_cast<size_t>(wants_state ? tiles.WeightBytes(tile) : tiles.StateBytes(tile)));
+    std::ranges::fill(rest, std::byte{0});
+    return wants_state ? whole(index, rest, state) : whole(index, weights, rest);
+  };
 }
 
 namespace {
@@ -229,9 +272,9 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
                             return tiles->Fill(tile, weights, state);
                           }));
   FOREBAY_ASSIGN_OR_RETURN(
-      const HostBuffer master,
+      HostBuffer master,
       HostBuffer::Create(budget, "import: one tile in fp32", filler->tiles().max_tile_elems() * 4));
-  tiles.emplace(filler->tiles(), inventory, fill, master.As<float>());
+  tiles.emplace(filler->tiles(), inventory, fill, std::move(master));
   absl::StatusOr<std::unique_ptr<TensorStore>> store =
       FillAll(*filler, inventory, fill_raw, first_commit, on_space);
   if (store.ok()) return store;

@@ -23,10 +23,6 @@ namespace forebay {
 // The store that `plan` is for, in `directories`; who and where else are the caller's.
 StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> directories);
 
-// Fills a tile (by its number): all its bytes, which are zero before.
-using TileFiller =
-    std::function<absl::Status(int tile, std::span<std::byte> weights, std::span<std::byte> state)>;
-
 // A new store that is filled tensor by tensor: layers in their order, the tensors of one in any.
 // Holds one layer at a time, or the raw ones alone where tiles are filled by a TileFiller from the
 // beginning. Tensors that are not given are zeros, as all moments are. What was
@@ -91,6 +87,15 @@ absl::StatusOr<std::unique_ptr<TensorStore>> CreateFilledStore(
     const CommitInfo& first_commit, Engine* engine, MemoryBudget* budget,
     const std::function<bool()>& stop = {}, const std::function<void(double)>& on_space = {},
     const RawFiller& fill_raw = {});
+
+// For StoreOptions::first_values, of a store with these tiles: by `fill`, or by what fills whole
+// tiles. They take copies of all but `budget`. OutOfMemoryError.
+absl::StatusOr<TileFiller> FirstValuesOf(TensorFiller fill, const Inventory& inventory,
+                                         const TileMap& tiles, MemoryBudget* budget);
+absl::StatusOr<TileFiller> FirstValuesOf(TileFiller whole, const TileMap& tiles,
+                                         MemoryBudget* budget);
+// The most that either of them charges.
+int64_t FirstValuesBytes(const TileMap& tiles);
 
 // All of that with tiles by `fill`: a copy of another store's state.
 absl::StatusOr<std::unique_ptr<TensorStore>> CreateCopiedStore(

@@ -188,6 +188,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
             {of_session.gathered_for, of_session.num_held_layers, of_session.device},
             of_session.ranks, session->swapper_.get(), budget));
   }
+  tensors->ForgetFirstValues();
   return session;
 }
 

@@ -13,13 +13,13 @@
 #include "forebay/base/round_up.h"
 #include "forebay/memory/host_buffer.h"
 #include "forebay/offload/check_plan_inputs.h"
+#include "forebay/offload/create_store.h"
 #include "forebay/offload/disk_room.h"
 #include "forebay/offload/largest_term.h"
 #include "forebay/offload/parameter_groups_of.h"
 #include "forebay/offload/raw_tensors.h"
 #include "forebay/offload/speculation.h"
 #include "forebay/optimizer/offloaded_optimizer.h"
-#include "forebay/swap/store/tensor_store.h"
 
 namespace forebay {
 namespace {
@@ -65,6 +65,19 @@ SpilledActivationsShape ActivationsOf(const PlanInputs& inputs, const Chain& cha
               any ? RoundUp(inputs.activation_bytes, kIoAlignBytes) : inputs.activation_bytes};
 }
 
+StoreFiles FilesOf(const PlanInputs& inputs, const OffloadOptions& options) {
+  const bool may_lack = inputs.keeps_nothing && !inputs.store_exists &&
+                        options.durability == Durability::kNone &&
+                        !inputs.inventory.has_raw_layer();
+  if (!may_lack) return {};
+  StoreFiles files;
+  files.weights = options.weights_tier != TierChoice::kHost;
+  files.state =
+      options.state_tier != TierChoice::kHost && options.state_tier != TierChoice::kDevice;
+  files.records = files.weights && files.state;
+  return files;
+}
+
 constexpr const char* kStagingTerm = "optimizer staging";
 
 class Planner {
@@ -75,6 +88,7 @@ class Planner {
         options_(options),
         limits_(limits),
         num_slots_(num_slots),
+        files_(FilesOf(inputs, options)),
         inventory_(inputs.inventory),
         tiles_(inventory_, options.layout, options.tile_elems, FolderWeights(limits),
                MomentsOf(RuleOf(options))),
@@ -115,7 +129,7 @@ class Planner {
   // Whether files may be as large as this run's are.
   absl::Status CheckFileSizes(const OffloadPlan& plan) const {
     const int64_t largest_bytes =
-        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.ScratchBytes()),
+        std::max({TensorStore::LargestFileBytes(tiles_, num_slots_, plan.ScratchBytes(), files_),
                   inputs_.exports.largest_file_bytes, kMostBytesOfSmallFiles});
     if (largest_bytes <= limits_.most_bytes_of_a_file) return absl::OkStatus();
     return FileTooLargeError("the run", largest_bytes);
@@ -198,7 +212,8 @@ class Planner {
         CountTransfers(read, plan.window, plan.placement, tiles_, gradient_bytes_per_elem_,
                        activations_.activation_bytes);
     plan.num_slots = num_slots_;
-    plan.commit_bytes = transfers.commit_bytes;
+    plan.store_files = files_;
+    plan.commit_bytes = files_.records ? transfers.commit_bytes : 0;
     plan.commit_pace.only_on_demand = num_slots_ == 1;
     plan.may_speculate = MaySpeculate(options_, num_slots_);
     plan.commit_pace.every_steps = options_.commit_every;
@@ -355,6 +370,9 @@ class Planner {
         {"checksums of the store", TensorStore::SealBytes(tiles_, num_slots_), 0,
          "--set=tile_elems"},
     };
+    if (!files_.records) {
+      terms.push_back({"first values", FirstValuesBytes(tiles_), 0, "--tile_elems"});
+    }
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
     if (activations_.num_buffers > 0) {
       terms.push_back({"activation checkpoints",
@@ -428,8 +446,10 @@ class Planner {
   }
 
   void AddPlacedTerms(OffloadPlan& plan) const {
-    const int64_t areas = tiles_.weight_area_bytes() + tiles_.state_area_bytes();
-    StripeBytes store_bytes = TensorStore::DiskBytes(tiles_, num_slots_, plan.ScratchBytes());
+    const int64_t weights = files_.weights ? tiles_.weight_area_bytes() : 0;
+    const int64_t state = files_.state ? tiles_.state_area_bytes() : 0;
+    StripeBytes store_bytes =
+        TensorStore::DiskBytes(tiles_, num_slots_, plan.ScratchBytes(), files_);
     int64_t gradient_area = Total(plan.gradient_area_bytes);
     if (replays()) {
       store_bytes[0] += TensorStore::IntentBytes(tiles_);
@@ -443,11 +463,11 @@ class Planner {
     plan.terms.push_back({fmt::format("gradients held ({})", NameOf(options_.grad_dtype)),
                           plan.placement.host_gradient_bytes, gradient_area, ""});
     plan.terms.push_back({fmt::format("weights ({})", NameOf(WeightDType(options_.layout))),
-                          plan.placement.host_weight_bytes, tiles_.weight_area_bytes(), kTiers});
+                          plan.placement.host_weight_bytes, weights, kTiers});
     plan.terms.push_back({fmt::format("state ({})", StateText(tiles_)),
-                          plan.placement.host_state_bytes, tiles_.state_area_bytes(), kTiers});
+                          plan.placement.host_state_bytes, state, kTiers});
     plan.terms.push_back({num_slots_ > 1 ? "second slot and records" : "checksums and records", 0,
-                          store - areas - gradient_area - ActivationAreaBytes(), ""});
+                          store - weights - state - gradient_area - ActivationAreaBytes(), ""});
     if (inputs_.exports.bytes > 0) {
       plan.terms.push_back(
           {"exported model", 0, inputs_.exports.bytes, inputs_.exports.shrink_with});
@@ -507,6 +527,7 @@ class Planner {
   const OffloadOptions& options_;
   const MachineLimits& limits_;
   const int num_slots_;
+  const StoreFiles files_;
   const Inventory& inventory_;
   const TileMap tiles_;
   const int64_t gradient_bytes_per_elem_;
@@ -545,6 +566,12 @@ absl::StatusOr<OffloadPlan> PlanWithSlots(int num_slots, const PlanInputs& input
 StripeBytes OffloadPlan::ScratchBytes() const {
   StripeBytes bytes = activations.AreaBytes(tiles.stripe_weights());
   for (size_t i = 0; i < gradient_area_bytes.size(); ++i) bytes[i] += gradient_area_bytes[i];
+  return bytes;
+}
+
+int64_t OffloadPlan::StoreBytes() const {
+  int64_t bytes = 0;
+  for (const PlanStripe& stripe : stripes) bytes += stripe.nvme_bytes;
   return bytes;
 }
 

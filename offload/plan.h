@@ -15,6 +15,7 @@
 #include "forebay/optimizer/held_gradients.h"
 #include "forebay/step/module_schedule.h"
 #include "forebay/step/step_schedule.h"
+#include "forebay/swap/store/tensor_store.h"
 #include "forebay/swap/tiles/placement.h"
 #include "forebay/swap/window/step_transfers.h"
 
@@ -49,6 +50,7 @@ struct OffloadPlan {
   // The activations that wait in the scratch area, behind the gradients; none: num_spilled is 0.
   SpilledActivationsShape activations;
   int num_slots = kMostSlots;       // of the store; 1: --durability=none
+  StoreFiles store_files;           // without records: of PlanInputs::keeps_nothing
   bool lacks_room_for_two = false;  // why it has one slot, when nobody said so
   CommitPace commit_pace;
   int64_t delay_update_from = 0;  // as OffloadOptions has it
@@ -70,6 +72,8 @@ struct OffloadPlan {
 
   // The whole scratch area.
   StripeBytes ScratchBytes() const;
+  // In all of its folders.
+  int64_t StoreBytes() const;
 };
 
 // Models that a run writes beside the store.
@@ -108,6 +112,9 @@ struct PlanInputs {
   int64_t piece_elems = 0;
   bool copies_pieces = false;
   PlannedExports exports;
+  // Nobody wants the state once the session has ended. With --durability=none, what `options` keep
+  // in memory is in no file then.
+  bool keeps_nothing = false;
   bool store_exists = false;  // its disks have room for it, and are not asked
 };
 

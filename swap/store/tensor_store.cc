@@ -114,23 +114,26 @@ TensorStore::TensorStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TensorStore::~TensorStore() = default;
 
 int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
-                                      const StripeBytes& scratch_bytes) {
-  int64_t largest_bytes = IntentBytes(tiles);
+                                      const StripeBytes& scratch_bytes, StoreFiles files) {
+  int64_t largest_bytes = files.records ? IntentBytes(tiles) : 0;
   for (const int64_t bytes : scratch_bytes) largest_bytes = std::max(largest_bytes, bytes);
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    largest_bytes = std::max({largest_bytes, num_slots * tiles.weight_area_bytes(stripe),
-                              num_slots * tiles.state_area_bytes(stripe)});
+    largest_bytes =
+        std::max({largest_bytes, files.weights ? num_slots * tiles.weight_area_bytes(stripe) : 0,
+                  files.state ? num_slots * tiles.state_area_bytes(stripe) : 0});
   }
   return largest_bytes;
 }
 
 StripeBytes TensorStore::DiskBytes(const TileMap& tiles, int num_slots,
-                                   const StripeBytes& scratch_bytes) {
+                                   const StripeBytes& scratch_bytes, StoreFiles files) {
   StripeBytes bytes = ScratchParts(scratch_bytes, tiles.num_stripes());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
-    bytes[stripe] += num_slots * (tiles.weight_area_bytes(stripe) + tiles.state_area_bytes(stripe) +
-                                  kNumCopies * TileSeals::TableBytes(tiles, stripe)) +
-                     kNumCopies * kCommitFileBytes;
+    if (files.weights) bytes[stripe] += num_slots * tiles.weight_area_bytes(stripe);
+    if (files.state) bytes[stripe] += num_slots * tiles.state_area_bytes(stripe);
+    if (!files.records) continue;
+    bytes[stripe] +=
+        kNumCopies * (num_slots * TileSeals::TableBytes(tiles, stripe) + kCommitFileBytes);
   }
   return bytes;
 }
@@ -156,23 +159,38 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   manifest.stripe_weights = options.stripe_weights;
   if (manifest.stripe_weights.empty()) manifest.stripe_weights.assign(num_stripes, 1);
 
-  FOREBAY_ASSIGN_OR_RETURN(std::vector<StoreFolder> folders, ClaimFolders(options.directories));
+  std::vector<StoreFolder> folders;
+  const StoreFiles& files = options.files;
+  const bool any_file = files.weights || files.state || Total(options.scratch_bytes) > 0;
+  FOREBAY_CHECK(files.records || (options.num_slots == 1 && !options.has_intents));
+  FOREBAY_CHECK(!files.records || (files.weights && files.state));
+  if (any_file) {
+    FOREBAY_ASSIGN_OR_RETURN(folders, ClaimFolders(options.directories));
+  } else {
+    for (const std::string& directory : options.directories) folders.push_back({directory});
+  }
   auto impl = std::make_unique<Impl>(std::move(folders), engine, std::move(manifest));
+  impl->on_disk = files;
+  impl->first_values = options.first_values;
   impl->reserve_space = !options.unfilled;
   impl->has_commit = options.unfilled;
   impl->unfilled = options.unfilled;
-  impl->is_being_created = true;
+  impl->is_being_created = files.records;  // others keep their mark: a crash leaves a rest
   impl->finished_by_owner = options.finished_by_owner;
-  StripeBytes needed_bytes = DiskBytes(impl->tiles, options.num_slots, options.scratch_bytes);
+  StripeBytes needed_bytes =
+      DiskBytes(impl->tiles, options.num_slots, options.scratch_bytes, files);
   if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
-  absl::Status status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
-                                       "choose another folder (--nvme)");
+  absl::Status status;
+  if (any_file) {
+    status = CheckFreeSpace(options.directories, needed_bytes, "the store needs",
+                            "choose another folder (--nvme)");
+  }
   for (const std::string& directory : options.directories) {
-    if (status.ok() && options.write_owner) status = options.write_owner(directory);
+    if (status.ok() && any_file && options.write_owner) status = options.write_owner(directory);
   }
   if (status.ok()) status = impl->CreateFiles();
-  if (status.ok()) status = impl->EnsureScratchArea(options.scratch_bytes);
+  if (status.ok() && any_file) status = impl->EnsureScratchArea(options.scratch_bytes);
   if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
   if (status.ok()) status = impl->Flush(impl->files);
   if (status.ok()) status = impl->WriteManifests();
@@ -185,6 +203,8 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
 
 void TensorStore::Impl::RemoveCreated() {
   for (size_t i = stripes.size(); i-- > 0;) {  // one may have been made on the way to another
+    const UniqueFd lock = std::move(stripes[i].lock);
+    if (lock.get() < 0) continue;  // it was done
     // What stays has its lock, so that the next creation, or 'forebay clean', can remove it.
     if (RemoveStoreFiles(stripes[i].directory).ok()) RemoveLock(stripes[i].directory);
     RemoveMade(stripes[i].made);
@@ -250,6 +270,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Open(
 
 absl::Status TensorStore::FinishCreation() {
   FOREBAY_CHECK(has_commit());
+  if (!impl_->on_disk.records) return absl::OkStatus();
   for (const std::string& directory : impl_->directories) {
     FOREBAY_RETURN_IF_ERROR(UnmarkCreating(directory));
   }
@@ -309,7 +330,8 @@ absl::Status TensorStore::EnsureScratchArea(const StripeBytes& size_bytes, Gradi
 }
 
 absl::Status TensorStore::CheckScratchArea(const StripeBytes& size_bytes, GradientArea area) const {
-  if (!impl_->reserve_space) return absl::OkStatus();
+  const bool needs_none = Total(size_bytes) == 0 && area == GradientArea::kSpilled;
+  if (!impl_->reserve_space || needs_none) return absl::OkStatus();
   const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
     const std::string path = JoinPath(impl_->directories[stripe], name);
     // Where there is no such file, or none that can be looked at, all of it.
@@ -344,6 +366,12 @@ int TensorStore::num_slots() const {
 }
 bool TensorStore::unfilled() const {
   return impl_->unfilled;
+}
+StoreFiles TensorStore::files() const {
+  return impl_->on_disk;
+}
+void TensorStore::ForgetFirstValues() {
+  impl_->first_values = nullptr;
 }
 bool TensorStore::has_commit() const {
   return impl_->has_commit;

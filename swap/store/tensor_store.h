@@ -39,6 +39,20 @@
 
 namespace forebay {
 
+// The files of a store. Without `records` it ends with its object, and its files with it: nobody
+// opens it again, and no checksum, record or manifest is written. Of such a store weights, or
+// state, may be in no file: they are read once, as StoreOptions::first_values has them, and what
+// is written of them is dropped. Where nothing is in files, it makes no folder either.
+struct StoreFiles {
+  bool weights = true;
+  bool state = true;
+  bool records = true;
+};
+
+// Fills a tile (by its number): all its bytes, which are zero before.
+using TileFiller =
+    std::function<absl::Status(int tile, std::span<std::byte> weights, std::span<std::byte> state)>;
+
 struct StoreOptions {
   std::vector<std::string> directories;  // of the store alone; created 0700. One or more
   StripeWeights stripe_weights;          // by directory; empty: all the same
@@ -53,6 +67,10 @@ struct StoreOptions {
   // their length but no space. Reads return whatever `engine` finds there
   // (aio/folding_engine.h).
   bool unfilled = false;
+  StoreFiles files;
+  // Of what is in no file, the values at the first commit. Given one half of a tile, the other is
+  // empty. Used by the threads that read, one at a time, until ForgetFirstValues.
+  TileFiller first_values;
   // For who has to know it before there is a store (NewStoreUuid); empty: a new one.
   std::optional<StoreUuid> uuid;
   // Writes kOwnerName (store_folders.h) into a folder of the store, as its first file; may be
@@ -168,15 +186,18 @@ class TensorStore {
 
   // By stripe. `scratch_bytes`: as EnsureScratchArea.
   static StripeBytes DiskBytes(const TileMap& tiles, int num_slots,
-                               const StripeBytes& scratch_bytes);
+                               const StripeBytes& scratch_bytes, StoreFiles files = {});
   // The size of the store's largest file.
   static int64_t LargestFileBytes(const TileMap& tiles, int num_slots,
-                                  const StripeBytes& scratch_bytes);
+                                  const StripeBytes& scratch_bytes, StoreFiles files = {});
 
   const Inventory& inventory() const;
   const TileMap& tiles() const;
   int num_slots() const;
   bool unfilled() const;  // StoreOptions::unfilled: nothing that is read can be verified
+  StoreFiles files() const;
+  // Once what is in no file was read.
+  void ForgetFirstValues();
   bool has_commit() const;
   const CommitInfo& committed() const;                  // Requires: has_commit()
   uint32_t committed_slot() const;                      // the same

@@ -52,9 +52,11 @@ std::vector<TensorStore::Impl::FileSpec> TensorStore::Impl::FilesOf(int index) {
   Stripe& stripe = stripes[index];
   const int64_t num_slots = manifest.num_slots;
   std::vector<FileSpec> specs = {
-      {kWeightsName, num_slots * tiles.weight_area_bytes(index), &stripe.weights_file},
-      {kStateName, num_slots * tiles.state_area_bytes(index), &stripe.state_file}};
-  for (int copy = 0; copy < kNumCopies; ++copy) {
+      {kWeightsName, on_disk.weights ? num_slots * tiles.weight_area_bytes(index) : 0,
+       &stripe.weights_file},
+      {kStateName, on_disk.state ? num_slots * tiles.state_area_bytes(index) : 0,
+       &stripe.state_file}};
+  for (int copy = 0; on_disk.records && copy < kNumCopies; ++copy) {
     specs.push_back({kSealsNames[copy], num_slots * TileSeals::TableBytes(tiles, index),
                      &stripe.seals_files[copy], kSealsNames[1 - copy]});
     specs.push_back(
@@ -66,7 +68,9 @@ std::vector<TensorStore::Impl::FileSpec> TensorStore::Impl::FilesOf(int index) {
 
 absl::Status TensorStore::Impl::CreateFiles() {
   for (int index = 0; index < tiles.num_stripes(); ++index) {
-    FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directories[index], kCopyFolderName)));
+    if (on_disk.records) {
+      FOREBAY_RETURN_IF_ERROR(MakeDirectories(JoinPath(directories[index], kCopyFolderName)));
+    }
     for (const FileSpec& spec : FilesOf(index)) {
       const std::string path = JoinPath(directories[index], spec.name);
       FOREBAY_ASSIGN_OR_RETURN(DirectFile file, OpenDirectFile(path, {.create = true,
@@ -287,6 +291,7 @@ std::string TensorStore::Impl::ManifestText(int index) const {
 // The manifests last, because they are what makes these files a store, and that of the first folder
 // behind all others.
 absl::Status TensorStore::Impl::WriteManifests() {
+  if (!on_disk.records) return absl::OkStatus();
   for (int index = tiles.num_stripes() - 1; index >= 0; --index) {
     for (const char* name : {kManifestNames[1], kManifestNames[0]}) {
       FOREBAY_RETURN_IF_ERROR(

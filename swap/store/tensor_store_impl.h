@@ -89,6 +89,7 @@ struct TensorStore::Impl {
   }
   ~Impl() {
     for (const int file : files) engine->RemoveFile(file);
+    if (!on_disk.records) RemoveCreated();
   }
 
   // A file of a stripe, and where the engine's number of it goes.
@@ -252,6 +253,7 @@ struct TensorStore::Impl {
   void Keep(int tile, int first_plane, int end_plane, std::atomic<TileProgress>& progress);
   void Start(IoOp& op, IoKind kind, IoClass io_class, int file, int64_t offset_bytes,
              std::span<std::byte> buffer);
+  void TakeFirstValues(int tile, std::span<std::byte> weights, std::span<std::byte> state);
   void StartScratch(IoKind kind, IoClass io_class, int stripe, int64_t offset_bytes,
                     std::span<std::byte> buffer, IoOp& op);
   template <typename Convert>
@@ -295,6 +297,9 @@ struct TensorStore::Impl {
   StoreAccess access = StoreAccess::kReadWrite;
   bool reserve_space = true;
   bool unfilled = false;  // what is read is not what was written, and nobody minds
+  StoreFiles on_disk;
+  TileFiller first_values;
+  absl::Status first_values_failure;  // of any of them; found as they are verified
   std::string why_not_direct;
   FileSpace space = FileSpace::kReserved;  // the worst of all files, which the note is about
   std::string space_note;

@@ -19,6 +19,7 @@ namespace forebay {
 
 // Both copies of every stripe's table, side by side. Made durable with the data (FlushData).
 absl::Status TensorStore::Impl::WriteSeals(uint32_t slot) {
+  if (!on_disk.records) return absl::OkStatus();
   std::vector<IoOp> ops(2 * stripes.size());
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     const std::span<std::byte> table = seals[slot].table(stripe);
@@ -122,10 +123,12 @@ int64_t TensorStore::SealBytes(const TileMap& tiles, int num_slots) {
 // ---- Tiles
 
 void TensorStore::SealWeights(int tile, int64_t part, std::span<const std::byte> weights) {
+  if (!impl_->on_disk.weights) return;
   impl_->seals[impl_->working_slot()].SealWeights(tile, part, weights);
 }
 
 void TensorStore::SealState(int tile, int64_t part, std::span<const std::byte> state) {
+  if (!impl_->on_disk.state) return;
   impl_->seals[impl_->working_slot()].SealState(tile, part, state);
 }
 
@@ -180,6 +183,7 @@ int TensorStore::Impl::FirstBadPlane(int tile, int64_t part, int first_plane, in
 
 absl::Status TensorStore::Impl::VerifyPart(int tile, int64_t part, int first_plane, int end_plane,
                                            std::span<const std::byte> half, uint32_t slot) const {
+  if (!(first_plane == 0 ? on_disk.weights : on_disk.state)) return first_values_failure;
   const int bad = FirstBadPlane(tile, part, first_plane, end_plane, half, slot);
   if (bad < 0 || unfilled) return absl::OkStatus();
   return CorruptError(DamageOf(tile, part, bad, slot).message);

@@ -21,7 +21,7 @@ constexpr size_t kWritesInFlight = 4;
 std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const {
   std::vector<FileRange> ranges;
   const auto add = [&](int file, int64_t first_byte, int64_t end_byte) {
-    if (end_byte > first_byte) ranges.push_back({file, first_byte, end_byte});
+    if (file >= 0 && end_byte > first_byte) ranges.push_back({file, first_byte, end_byte});
   };
   for (size_t i = 0; i < stripes.size(); ++i) {
     const auto stripe = static_cast<int>(i);

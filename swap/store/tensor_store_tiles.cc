@@ -66,10 +66,20 @@ void TensorStore::Impl::BeginWrite(std::atomic<TileProgress>& progress, int64_t&
       std::memory_order_release);
 }
 
+// Instead of a read.
+void TensorStore::Impl::TakeFirstValues(int tile, std::span<std::byte> weights,
+                                        std::span<std::byte> state) {
+  FOREBAY_CHECK(first_values != nullptr);
+  std::ranges::fill(weights, std::byte{0});
+  std::ranges::fill(state, std::byte{0});
+  first_values_failure.Update(first_values(tile, weights, state));
+}
+
 void TensorStore::StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class,
                                    IoOp& op, Generation generation) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
+  if (!impl_->on_disk.weights) return impl_->TakeFirstValues(tile, buffer, {});
   const uint32_t slot = impl_->SlotOf(generation, impl_->weights_progress[tile]);
   impl_->Start(op, IoKind::kRead, io_class, impl_->WeightsFile(t), impl_->WeightOffset(t, slot),
                buffer);
@@ -79,6 +89,7 @@ void TensorStore::StartReadState(int tile, std::span<std::byte> buffer, IoClass 
                                  IoOp& op) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
+  if (!impl_->on_disk.state) return impl_->TakeFirstValues(tile, {}, buffer);
   const uint32_t slot = impl_->NewestSlot(impl_->state_progress[tile]);
   impl_->Start(op, IoKind::kRead, io_class, impl_->StateFile(t), impl_->StateOffset(t, slot),
                buffer);
@@ -89,6 +100,7 @@ void TensorStore::StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp&
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
   impl_->BeginWrite(impl_->weights_progress[tile], impl_->weights_round[tile]);
+  if (!impl_->on_disk.weights) return;
   if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealWeights(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->WeightsFile(t),
                impl_->WeightOffset(t, impl_->working_slot()), buffer);
@@ -98,6 +110,7 @@ void TensorStore::StartWriteState(int tile, std::span<std::byte> buffer, IoOp& o
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.StateBytes(t));
   impl_->BeginWrite(impl_->state_progress[tile], impl_->state_round[tile]);
+  if (!impl_->on_disk.state) return;
   if (sealed == Sealed::kNotYet) impl_->seals[impl_->working_slot()].SealState(tile, buffer);
   impl_->Start(op, IoKind::kWrite, IoClass::kWriteBack, impl_->StateFile(t),
                impl_->StateOffset(t, impl_->working_slot()), buffer);

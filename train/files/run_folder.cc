@@ -80,10 +80,20 @@ absl::Status HashMoment(Xxh3_128& hash, TensorStore& store, const TensorSpec& te
 
 }  // namespace
 
+absl::Status CheckIsKept(const std::string& run_directory, const Json& json) {
+  if (json["state"] != kRunUnkept) return absl::OkStatus();
+  return BadInputError(
+      fmt::format("the run in '{}' kept its state in memory alone, as --durability=none, "
+                  "--export=none and its tiers ask, and left nothing of it. To have a model, train "
+                  "again into another folder without --export=none",
+                  run_directory));
+}
+
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
     const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,
     StoreAccess access) {
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadRunJson(run_directory));
+  FOREBAY_RETURN_IF_ERROR(CheckIsKept(run_directory, json));
   std::vector<std::string> missing;
   for (const std::string& directory : directories) {
     FOREBAY_ASSIGN_OR_RETURN(const bool is_there, ProbePath(directory));

@@ -22,7 +22,7 @@ bool IsRunJsonPath(const Json& value) {
 }
 
 bool IsRunJsonState(const Json& value) {
-  return value == kRunCreating || value == kRunReady;
+  return value == kRunCreating || value == kRunReady || value == kRunUnkept;
 }
 
 bool IsRunJsonStore(const Json& value) {
@@ -51,7 +51,7 @@ bool IsRunJsonPart(const Json& value) {
 
 // A field that is missing is checked as null.
 constexpr JsonField kRunJsonFields[] = {
-    {"state", IsRunJsonState, "\"creating\" or \"ready\""},
+    {"state", IsRunJsonState, "\"creating\", \"ready\" or \"unkept\""},
     {"stores", AreRunJsonStores, "a list of 1 to 64 folders"},
     {"store_uuid", IsHexDigest, "a text of 32 hexadecimal digits"},
     {"model", IsRunJsonPath, "the path of a folder"},

@@ -61,9 +61,9 @@ std::string LimitLine(const Plan& plan, const TrainOptions& options) {
 // Of several folders alone: of one, the totals have said it.
 std::string StripeLines(const Plan& plan) {
   std::string lines;
-  int64_t total_bytes = 0;
-  for (const PlanStripe& stripe : plan.stripes) total_bytes += stripe.nvme_bytes;
-  for (size_t i = 0; i < plan.stripes.size() && plan.stripes.size() > 1; ++i) {
+  const int64_t total_bytes = plan.StoreBytes();
+  if (plan.stripes.size() == 1 || total_bytes == 0) return lines;
+  for (size_t i = 0; i < plan.stripes.size(); ++i) {
     const PlanStripe& stripe = plan.stripes[i];
     lines += fmt::format(
         "{:<11}{} in {} ({:.0f} %)\n", i == 0 ? "swap area" : "",
@@ -88,6 +88,10 @@ std::string_view NameOfDurability(const Plan& plan) {
 std::string DurabilityLine(const Plan& plan) {
   const std::string commit =
       fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes), FlushesPerCommit(plan));
+  if (!plan.store_files.records) {
+    return "durability none: no state of the run is kept, and no model: what has ended or stopped "
+           "cannot be resumed\n";
+  }
   if (plan.num_slots == 1) {
     return fmt::format(
         "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "

@@ -31,9 +31,7 @@ int64_t MostWrittenBytes(const TrainOptions& options) {
 }
 
 int64_t StoreFillBytes(const Plan& plan) {
-  int64_t bytes = 0;
-  for (const PlanStripe& stripe : plan.stripes) bytes += stripe.nvme_bytes;
-  return bytes;
+  return plan.StoreBytes();
 }
 
 int64_t MostBytesOfAStep(const Plan& plan) {

@@ -203,7 +203,8 @@ std::string WhatWasRepaired(const RepairReport& report) {
 // The store first, then its records.
 absl::Status Repair(const std::string& path, const InspectOptions& options, Engine* engine,
                     Json& json) {
-  FOREBAY_RETURN_IF_ERROR(ReadRunJson(path).status());
+  FOREBAY_ASSIGN_OR_RETURN(const Json found, ReadRunJson(path));
+  FOREBAY_RETURN_IF_ERROR(CheckIsKept(path, found));
   FOREBAY_ASSIGN_OR_RETURN(const UniqueFd lock, TakeRunLock(path));
   FOREBAY_ASSIGN_OR_RETURN(const Json run, FindRunJson(path));
   const std::string uuid = StoreUuidOf(run);

@@ -8,7 +8,8 @@ namespace {
 
 int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
   const bool has_intents = run.plan.gradient_area == GradientArea::kAll;
-  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(), store.scratch_bytes())) +
+  return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(), store.scratch_bytes(),
+                                      store.files())) +
          (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
 }
 

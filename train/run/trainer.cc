@@ -18,14 +18,11 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/collective/gather_values.h"
 #include "forebay/data/packed_file.h"
-#include "forebay/offload/create_store.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/train/export/export_weights.h"
 #include "forebay/train/export/rank_weights.h"
-#include "forebay/train/files/fingerprint.h"
 #include "forebay/train/files/run_folder.h"
 #include "forebay/train/infer/evaluate.h"
-#include "forebay/train/options/lr_schedule.h"
 #include "forebay/train/run/drive_watch.h"
 #include "forebay/train/run/logged_observer.h"
 #include "forebay/train/run/metrics.h"
@@ -306,7 +303,7 @@ absl::Status TrainingRun::RunSteps() {
 // The step before is applied and committed; the one in progress leaves no trace.
 absl::Status TrainingRun::SaveWhatIsDone() {
   layers().Abandon();
-  if (committed_step() == layers().released_step()) return absl::OkStatus();
+  if (!prepared_.IsKept() || committed_step() == layers().released_step()) return absl::OkStatus();
   saving_.Begin("saving");  // what lives in RAM may take a while
   return layers().Commit();
 }
@@ -316,7 +313,7 @@ absl::Status TrainingRun::SaveWhatIsDone() {
 absl::Status TrainingRun::AfterError(const absl::Status& error) {
   // Ranks commit together, and one of them is gone.
   const bool is_alone = environment_.ranks == nullptr;
-  if (committed_step() == layers().released_step()) return error;
+  if (!prepared_.IsKept() || committed_step() == layers().released_step()) return error;
   const bool one_copy = session_->store().num_slots() == 1;
   const bool is_of_an_export = error == exports_->error() && !exports_->store_failed();
   const bool tries =
@@ -339,9 +336,12 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_view go_on_with) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
-  return InterruptedError(fmt::format(
-      "{} after step {} of {}. All of it is saved; continue with the same command and {}",
-      MessageOf(reason), committed_step(), prepared_.num_steps, go_on_with));
+  const std::string saved =
+      prepared_.IsKept()
+          ? fmt::format("All of it is saved; continue with the same command and {}", go_on_with)
+          : "Nothing of it is, as --durability=none --export=none ask";
+  return InterruptedError(fmt::format("{} after step {} of {}. {}", MessageOf(reason),
+                                      layers().released_step(), prepared_.num_steps, saved));
 }
 
 // How much is written is known when all is saved.

@@ -60,6 +60,7 @@ absl::Status BringToOneStep(const std::string& out, int num_parts, Engine* engin
 absl::StatusOr<CopiedState> OpenStateToCopy(const PreparedRun& run) {
   CopiedState copied;
   FOREBAY_ASSIGN_OR_RETURN(copied.run_json, ReadRunJson(run.options.from));
+  FOREBAY_RETURN_IF_ERROR(Annotate(CheckIsKept(run.options.from, copied.run_json), "--from"));
   const RankPart part = PartOf(copied.run_json);
   const std::string from = FolderOfAllRanks(run.options.from, part.number);
   if (copied.run_json["state"] != kRunReady || !copied.run_json["fingerprint"].is_object()) {

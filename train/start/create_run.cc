@@ -73,40 +73,68 @@ std::function<void(double)> OnSpace(TrainObserver& observer) {
       [&observer](double fraction) { observer.OnPhase("writing out the space on disk", fraction); };
 }
 
-// This rank's part of the model, of which every moment is zero.
-absl::StatusOr<std::unique_ptr<TensorStore>> ImportStore(
-    const ModelSource& source, const StoreOptions& options, const Inventory& own,
-    const CommitInfo& first, const std::function<bool()>& stop, TrainObserver& observer,
-    const PreparedRun& run) {
-  int64_t done_elems = 0;
-  const TensorFiller fill = [&](const TensorSpec& tensor, int64_t first_elem,
-                                std::span<float> values) {
+// Their values, from the model's files. Where some are in no file of the store, they are read
+// twice.
+TensorFiller WeightsOf(std::shared_ptr<const ModelSource> source, const Inventory& own,
+                       const std::function<bool()>& stop, TrainObserver& observer,
+                       const PreparedRun& run) {
+  const int64_t all_elems = own.num_params() * (run.plan.store_files.records ? 1 : 2);
+  return [source = std::move(source), parts = run.parts, rank = run.options.rank,
+          dtype = WeightDType(run.options.layout), model = run.options.model, all_elems, stop,
+          &observer, done_elems = int64_t{0}](const TensorSpec& tensor, int64_t first_elem,
+                                              std::span<float> values) mutable {
     // The store has its own copy of the inventory; names identify tensors in both.
-    const int64_t position = source.inventory.Find(tensor.name) - source.inventory.tensors().data();
+    const int64_t position =
+        source->inventory.Find(tensor.name) - source->inventory.tensors().data();
     const auto index = static_cast<int>(position);
-    const int64_t part = run.parts == nullptr ? 0 : run.parts->FirstElem(index, run.options.rank);
+    const int64_t part = parts == nullptr ? 0 : parts->FirstElem(index, rank);
     done_elems += std::ssize(values);
     observer.OnPhase("importing the model",
-                     static_cast<double>(done_elems) / static_cast<double>(own.num_params()));
+                     static_cast<double>(done_elems) / static_cast<double>(all_elems));
     FOREBAY_RETURN_IF_ERROR(
-        ReadTensor(*source.reader, *source.tensors[position], part + first_elem, stop, values));
-    return CheckFits(WeightDType(run.options.layout), run.options.model, tensor, values);
+        ReadTensor(*source->reader, *source->tensors[position], part + first_elem, stop, values));
+    return CheckFits(dtype, model, tensor, values);
   };
+}
+
+// This rank's part of the model, of which every moment is zero.
+absl::StatusOr<std::unique_ptr<TensorStore>> ImportStore(
+    std::shared_ptr<const ModelSource> source, StoreOptions& options, const Inventory& own,
+    const CommitInfo& first, const std::function<bool()>& stop, TrainObserver& observer,
+    const PreparedRun& run) {
+  const TensorFiller fill = WeightsOf(std::move(source), own, stop, observer, run);
+  if (!options.files.records) {
+    FOREBAY_ASSIGN_OR_RETURN(options.first_values,
+                             FirstValuesOf(fill, own, run.plan.tiles, run.budget.get()));
+  }
   return CreateFilledStore(options, own, fill, first, run.engine.get(), run.budget.get(), stop,
                            OnSpace(observer));
 }
 
 // This rank's part of the state of --from, at its step.
-absl::StatusOr<std::unique_ptr<TensorStore>> CopyStore(
-    const CopiedState& copied, const StoreOptions& options, const Inventory& own,
-    const std::function<bool()>& stop, TrainObserver& observer, const PreparedRun& run) {
-  const TileFiller copy =
-      CopyOf(&copied.state->parts(), &own, run.parts.get(), run.options.rank, &run.plan.tiles);
-  const TileFiller fill = [&](int tile, std::span<std::byte> weights, std::span<std::byte> state) {
+absl::StatusOr<std::unique_ptr<TensorStore>> CopyStore(std::shared_ptr<const ModelSource> source,
+                                                       StoreOptions& options, const Inventory& own,
+                                                       const std::function<bool()>& stop,
+                                                       TrainObserver& observer,
+                                                       const PreparedRun& run) {
+  const CopiedState& copied = *source->copied;
+  struct Shape {
+    Inventory own;
+    TileMap tiles;
+  };
+  const auto shape = std::make_shared<const Shape>(own, run.plan.tiles);
+  const TileFiller fill = [source = std::move(source), shape, parts = run.parts, &observer,
+                           copy = CopyOf(&copied.state->parts(), &shape->own, run.parts.get(),
+                                         run.options.rank, &shape->tiles)](
+                              int tile, std::span<std::byte> weights, std::span<std::byte> state) {
     observer.OnPhase("copying the state",
-                     static_cast<double>(tile) / static_cast<double>(run.plan.tiles.num_tiles()));
+                     static_cast<double>(tile) / static_cast<double>(shape->tiles.num_tiles()));
     return copy(tile, weights, state);
   };
+  if (!options.files.records) {
+    FOREBAY_ASSIGN_OR_RETURN(options.first_values,
+                             FirstValuesOf(fill, shape->tiles, run.budget.get()));
+  }
   CommitInfo first = copied.state->committed();
   first.trainer.erase(kWrittenBytesKey);  // those are the other run's
   return CreateCopiedStore(options, own, fill, first, run.engine.get(), run.budget.get(), stop,
@@ -124,12 +152,13 @@ absl::Status OpenWeights(const PreparedRun& run, ModelSource& source) {
 }
 
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
-                       const ModelSource& source, const std::function<bool()>& stop,
-                       TrainObserver& observer, PreparedRun& run) {
+                       const std::shared_ptr<const ModelSource>& source,
+                       const std::function<bool()>& stop, TrainObserver& observer,
+                       PreparedRun& run) {
   if (run.options.dry_run) return absl::OkStatus();
   for (const std::string& nvme : run.options.nvme) {
     // A disk that is not mounted, or a slip of the hand, would go unnoticed.
-    if (!IsDirectory(nvme)) {
+    if (run.plan.StoreBytes() > 0 && !IsDirectory(nvme)) {
       observer.OnNote(fmt::format("--nvme: '{}' was not there and is made", nvme));
     }
   }
@@ -140,15 +169,15 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   FOREBAY_ASSIGN_OR_RETURN(store.uuid, NewStoreUuid());
   store.finished_by_owner = true;
   FOREBAY_RETURN_IF_ERROR(
-      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint, source)));
-  FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source.files));
+      WriteRunJson(run.paths, RunJson(run, kRunCreating, *store.uuid, fingerprint, *source)));
+  FOREBAY_RETURN_IF_ERROR(WriteRunFiles(run.paths.files, source->files));
   FOREBAY_RETURN_IF_ERROR(WriteRecords(run, resolved));
   store.write_owner = [&](const std::string& directory) {
     return WriteOwner(directory, run.options.out, ToHex(*store.uuid));
   };
   const Inventory own = InventoryOf(run.config, PartOf(run.options));
-  if (source.copied.has_value()) {
-    FOREBAY_ASSIGN_OR_RETURN(run.store, CopyStore(*source.copied, store, own, stop, observer, run));
+  if (source->copied.has_value()) {
+    FOREBAY_ASSIGN_OR_RETURN(run.store, CopyStore(source, store, own, stop, observer, run));
   } else {
     CommitInfo first;
     first.trainer = TrainerOf({run.num_steps, FingerprintDigest(fingerprint), DigestOf(run.files)});
@@ -158,8 +187,9 @@ absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
   run.model_directory = run.paths.files;
   // Where one rank's run is ready, every rank has its store.
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
+  const char* const state = store.files.records ? kRunReady : kRunUnkept;
   FOREBAY_RETURN_IF_ERROR(
-      WriteRunJson(run.paths, RunJson(run, kRunReady, *store.uuid, fingerprint, source)));
+      WriteRunJson(run.paths, RunJson(run, state, *store.uuid, fingerprint, *source)));
   // Not before: whoever finds a run that is being created may remove only what is marked.
   return run.store->FinishCreation();
 }

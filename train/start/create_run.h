@@ -30,10 +30,13 @@ struct ModelSource {
 absl::Status OpenWeights(const PreparedRun& run, ModelSource& source);
 
 // Takes the folders and fills the store, unless this is a dry run. Requires: plan, engine, budget
-// and number of steps of `run`. The errors of ClaimFolders and CreateFilledStore; InterruptedError
-// once `stop` says so. What an error leaves is an unfinished start, which the next one replaces.
+// and number of steps of `run`. What is in no file of the store comes from `source` when it is
+// read: until then the store keeps it, and `observer` outlives that. The errors of ClaimFolders and
+// CreateFilledStore; InterruptedError once `stop` says so. What an error leaves is an unfinished
+// start, which the next one replaces.
 absl::Status CreateRun(const ResolvedOptions& resolved, const Json& fingerprint,
-                       const ModelSource& source, const std::function<bool()>& stop,
-                       TrainObserver& observer, PreparedRun& run);
+                       const std::shared_ptr<const ModelSource>& source,
+                       const std::function<bool()>& stop, TrainObserver& observer,
+                       PreparedRun& run);
 
 }  // namespace forebay

@@ -127,11 +127,15 @@ absl::Status PlanRun(const std::function<bool()>& stop, TrainObserver& observer,
                           run.options.io_threads * static_cast<int>(limits.disks.size()) +
                           kThreadsBesideComputation;
   FOREBAY_RETURN_IF_ERROR(CheckAddressSpace(run.plan.host_bytes - kRuntimeBytes, num_threads));
-  // A dry run leaves the disks in peace.
-  const bool measures =
-      !run.resumed && !run.options.dry_run && limits.disks.size() > 1 && shares.origin.empty();
+  // A dry run leaves the disks in peace, and so does a run that has nothing on them.
+  const bool has_store = run.resumed || run.plan.StoreBytes() > 0;
+  const bool measures = has_store && !run.resumed && !run.options.dry_run &&
+                        limits.disks.size() > 1 && shares.origin.empty();
   if (!measures) show();
-  if (!run.resumed) {
+  if (!has_store) {
+    run.engine = CreateThreadsEngine({});
+    run.engine_line = "none is used";
+  } else if (!run.resumed) {
     FOREBAY_RETURN_IF_ERROR(
         OpenEngineFor(NewStoreDirectories(run.options), observer, environment, run));
   }
@@ -250,15 +254,15 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   // data may take minutes.
   if (!run.options.resume) FOREBAY_RETURN_IF_ERROR(CheckFoldersAreFree(run.options));
   Json run_json;
-  ModelSource source;
+  const auto source = std::make_shared<ModelSource>();
   if (run.options.resume) {
     FOREBAY_ASSIGN_OR_RETURN(run_json, OpenRunToResume(resolved, observer, environment, run));
   }
   if (!run.options.from.empty()) {
-    FOREBAY_ASSIGN_OR_RETURN(source.copied, OpenStateToCopy(run));
+    FOREBAY_ASSIGN_OR_RETURN(source->copied, OpenStateToCopy(run));
     run.model_directory = RunPaths(run.options.from).files;
   }
-  FOREBAY_RETURN_IF_ERROR(ReadModel(run, source));
+  FOREBAY_RETURN_IF_ERROR(ReadModel(run, *source));
   if (environment.rank() == 0) {
     FOREBAY_ASSIGN_OR_RETURN(const std::string unlike,
                              UnlikeOtherTrainers(run.model_directory, resolved));
@@ -273,22 +277,22 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   FOREBAY_RETURN_IF_ERROR(CountSteps(run));
   if (!run.options.trace.empty()) {
     FOREBAY_RETURN_IF_ERROR(CheckTraceFile(run.options));
-    const int64_t done = run.resumed                 ? run.store->committed().step
-                         : source.copied.has_value() ? source.copied->state->step()
-                                                     : 0;
+    const int64_t done = run.resumed                  ? run.store->committed().step
+                         : source->copied.has_value() ? source->copied->state->step()
+                                                      : 0;
     FOREBAY_ASSIGN_OR_RETURN(run.traced, TracedSteps(run.options, done + 1, run.num_steps));
   }
   FOREBAY_ASSIGN_OR_RETURN(run.lr_schedule, MakeLrSchedule(run.options, run.num_steps));
   FOREBAY_RETURN_IF_ERROR(CheckTokenizerIsTheRuns(run));
-  const bool copies = source.copied.has_value();
+  const bool copies = source->copied.has_value();
   FOREBAY_ASSIGN_OR_RETURN(const std::string model_digest,
                            run.resumed ? ModelDigestToResume(run_json, resolved)
-                           : copies    ? ModelDigestToResume(source.copied->run_json, resolved)
+                           : copies    ? ModelDigestToResume(source->copied->run_json, resolved)
                                        : SampleDigest(run.options.model));
   Json fingerprint =
       MakeFingerprint(resolved.options, run.num_steps, run.data->info(), model_digest);
   if (copies) {
-    const Json& of_state = source.copied->run_json["fingerprint"];
+    const Json& of_state = source->copied->run_json["fingerprint"];
     FOREBAY_RETURN_IF_ERROR(CompareFingerprints(of_state, fingerprint));
     fingerprint = of_state;
   }
@@ -297,7 +301,7 @@ absl::StatusOr<PreparedRun> Prepare(const ResolvedOptions& resolved,
   if (!run.resumed) FOREBAY_RETURN_IF_ERROR(CheckWriteLimit(run));
   FOREBAY_RETURN_IF_ERROR(AgreeOnSettings(run, fingerprint));
   FOREBAY_RETURN_IF_ERROR(
-      run.resumed ? ContinueRun(resolved, fingerprint, source.files, std::move(run_json), run)
+      run.resumed ? ContinueRun(resolved, fingerprint, source->files, std::move(run_json), run)
                   : CreateRun(resolved, fingerprint, source, stop, observer, run));
   if (run.ranks != nullptr) FOREBAY_RETURN_IF_ERROR(run.ranks->Barrier());
   return run;

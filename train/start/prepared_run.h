@@ -60,6 +60,8 @@ struct PreparedRun {
   bool SavesAfter(int64_t step) const {
     return options.save_every > 0 && step % options.save_every == 0 && step < num_steps;
   }
+  // Whether anything of the state outlives the session.
+  bool IsKept() const { return plan.store_files.records; }
   // Whether something after the step needs it committed.
   bool CommitsAfter(int64_t step) const {
     return step == num_steps || EvaluatesAfter(step) || SavesAfter(step);

@@ -147,7 +147,8 @@ absl::StatusOr<Json> TakeRun(TrainObserver& observer, PreparedRun& run) {
     return UsageError(fmt::format(
         "--resume: '{}' holds no run. Check --out, or leave out --resume to start one", out));
   }
-  FOREBAY_RETURN_IF_ERROR(ReadRunJson(out).status());
+  FOREBAY_ASSIGN_OR_RETURN(const Json found, ReadRunJson(out));
+  FOREBAY_RETURN_IF_ERROR(Annotate(CheckIsKept(out, found), "--resume"));
   std::string note;
   FOREBAY_ASSIGN_OR_RETURN(run.lock, TakeRunLock(out, &note));
   if (!note.empty()) observer.OnNote(std::exchange(note, ""));
