@@ -82,9 +82,13 @@ class Machine:
         """Calls a packed program."""
         return self.call([HERE / "bin" / name, *arguments], seconds)
 
+    def lacks_gb(self, size):
+        """Of the disk, for a model of that shape in bf16."""
+        return (2 * self.manifest["params"][size] - shutil.disk_usage(self.work).free) / 1e9
+
     def make_model(self, size):
         """Begins to write random weights of that shape during the rows, unless that was done or begun."""
-        if size in self.making or (self.work / f"model-{size}").exists():
+        if size in self.making or (self.work / f"model-{size}").exists() or self.lacks_gb(size) > 0:
             return
         unfinished = self.work / f"model-{size}.new"
         shutil.rmtree(unfinished, ignore_errors=True)  # of a call that was killed
@@ -113,6 +117,8 @@ class Machine:
             if code != 0:
                 raise Failed(f"forebay init: {last_line((self.work / f'init-{size}.txt').read_text(errors='replace'))}")
             (self.work / f"model-{size}.new").rename(self.work / f"model-{size}")
+        elif not (self.work / f"model-{size}").exists():
+            raise LeftOut(f"the disk has {self.lacks_gb(size):.1f} GB less than its random weights take")
         return self.work / f"model-{size}"
 
 
@@ -275,22 +281,20 @@ def torch_package(machine, seconds):
 
 
 class Row:
-    """`seconds`: at most, and as many as the budget has to have left. `model`: the size of the one that it reads. `disk_gb`:
-    that its swap area takes."""
+    """`seconds`: at most, and as many as the budget has to have left. `model`: the size of the one that it reads."""
 
-    def __init__(self, name, seconds, work, needs=(), model=None, disk_gb=0.0):
-        self.name, self.seconds, self.work, self.needs, self.model, self.disk_gb = name, seconds, work, needs, model, disk_gb
+    def __init__(self, name, seconds, work, needs=(), model=None):
+        self.name, self.seconds, self.work, self.needs, self.model = name, seconds, work, needs, model
 
 
 def all_rows(manifest):
-    """In their order: what is small and fundamental first, and what compares before what is merely more. A run's swap area
-    is gone before the next row, and a model after the last row that reads it."""
+    """In their order: what is small and fundamental first, and what compares before what is merely more. No run has a swap
+    area, and a model is gone after the last row that reads it."""
     in_ram = ("--weights_tier=host", "--state_tier=host")
     on_gpu = ("--weights_tier=host", "--state_tier=gpu")
 
-    def training(name, size, seconds, *flags, bytes_per_param=12.0):
-        disk_gb = 0.0 if manifest["tiny"] else manifest["params"][size] * bytes_per_param / 1e9
-        return Row(name, seconds, train(size, *flags), ("forebay",), size, disk_gb)
+    def training(name, size, seconds, *flags):
+        return Row(name, seconds, train(size, *flags), ("forebay",), size)
 
     rows = [Row("libraries", 25, libraries, ("forebay",))]
     rows += [Row(name, 15, suite(name), (name,)) for name in ("ptx_test", "device_test", "gpu_matmul_test", "update_device_test")]
@@ -304,7 +308,7 @@ def all_rows(manifest):
              for tool in ("memcheck", "racecheck") for name in ("ptx_test", "update_device_test")]
     rows += [Row(f"ncu: {name}", 20, suite(name, TOOLS["ncu"]), (name,)) for name in ("model_cuda_attention_test", "update_device_test")]
     rows += [Row("generate 3.2B", 25, generate("3b"), ("forebay",), "3b"),
-             training("train 7B with int8-moments", "7b", 110, *in_ram, "--layout=int8-moments", bytes_per_param=6.2)]
+             training("train 7B with int8-moments", "7b", 110, *in_ram, "--layout=int8-moments")]
     rows += [Row(name, 30, suite(name), (name,)) for name in ("c_device_layers_test", "offloaded_optimizer_test", "gpu_run_test")]
     rows += [Row("forebay.torch", 60, torch_package, ("forebay.torch",))]
     return [row for row in rows if all(item in manifest["items"] for item in row.needs)]
@@ -349,13 +353,10 @@ class Report:
 def result_of(machine, row):
     """The row's part of the report."""
     begin = time.monotonic()
-    free_gb = shutil.disk_usage(machine.work).free / 1e9
     verdict, why, found = "passed", "", {}
     try:
         if machine.left() < row.seconds:
             raise LeftOut(f"it may take {row.seconds} s, and {max(0, machine.left()):.0f} are left of the budget")
-        if row.disk_gb > free_gb:
-            raise LeftOut(f"it may take {row.disk_gb:.0f} GB of disk, and {free_gb:.0f} are free")
         found = row.work(machine, row.seconds)
     except LeftOut as error:
         verdict, why = "left out", str(error)
@@ -374,13 +375,12 @@ def hold_a_context(machine):
 
 
 def keep_models(machine, rows):
-    """Makes those that `rows` read, during them, and removes others. The largest one waits for the largest swap area."""
-    params = machine.manifest["params"]
-    for size in params:
-        if not any(row.model == size for row in rows):
-            machine.remove_model(size)
-        elif params[size] < max(params.values()) or not any(row.disk_gb > 0 and row.model != size for row in rows):
+    """Makes those that `rows` read, during them, and removes others."""
+    for size in machine.manifest["params"]:
+        if any(row.model == size for row in rows):
             machine.make_model(size)
+        else:
+            machine.remove_model(size)
 
 
 def run_rows(machine, report):
