@@ -42,13 +42,14 @@ def refuse_lfs_pointer(path, beginning):
         raise BadInputError(f"'{path}': this is a Git LFS pointer, not the file itself; run git lfs pull")
 
 
-def parse_json(text, where, parse=json.loads, **options):
+def parse_json(text, where, parse=json.loads):
     """`parse`, with a ValueError in words that say what to change; JSONDecodeError of a syntax error."""
     try:
         # The limits are out of reach of a short text, and setting them takes longer than reading it.
-        is_short = len(text) < SHORT_JSON_CHARS
-        with contextlib.nullcontext() if is_short else bounded(f"{where}: reading its JSON", "leave out what is not needed of it"):
-            return parse(text, **options)
+        if len(text) < SHORT_JSON_CHARS:
+            return parse(text)
+        with bounded(f"{where}: reading its JSON", "leave out what is not needed of it"):
+            return parse(text)
     except json.JSONDecodeError:
         raise
     except RecursionError:

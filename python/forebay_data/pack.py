@@ -97,9 +97,9 @@ def raise_problem(message):
     raise BadInputError(message)
 
 
-def make_reader(sources, options, config, tokenizer, on_problem=raise_problem, find_unwritten=False):
+def make_reader(sources, options, config, tokenizer, on_problem=raise_problem, find_all=False):
     return SampleReader(sources, tokenizer, config, lambda: load_chat_template(tokenizer, options.template),
-                        SampleOptions(options.seq, options.truncate, options.template, find_unwritten), on_problem)
+                        SampleOptions(options.seq, options.truncate, options.template, find_all), on_problem)
 
 
 def pack_samples(reader, packer, on_sample=None):

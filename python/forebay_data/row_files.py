@@ -35,13 +35,16 @@ _BLANKS = " \t\r\n"
 class Row:
     where: str      # "data.jsonl:12", for messages
     number: int     # of the line, the element or the row, from 1
-    done: float     # share of the file that is read
+    done: object    # done(): share of the file that is read
     columns: dict
     unread: tuple = ()  # names of more columns
 
 
-def rows_in(file, columns):
-    """Yields every Row of a file. From Parquet files only `columns` are read."""
+def rows_in(file, columns, on_problem):
+    """Yields every Row of a file. From Parquet files only `columns` are read.
+
+    on_problem(BadInputError) is told of a line that is no row, and may raise it.
+    """
     if file.kind == PARQUET:
         yield from _parquet_rows(file.path, columns)
         return
@@ -52,7 +55,12 @@ def rows_in(file, columns):
             return
         for number, text in lines_in(stream, file.path):
             where = f"{file.path}:{number}"
-            yield Row(where, number, progress(), parse_object(text, where))
+            try:
+                row = Row(where, number, progress, parse_object(text, where))
+            except BadInputError as error:
+                on_problem(error)
+            else:
+                yield row
 
 
 @contextlib.contextmanager
@@ -183,7 +191,7 @@ def lines_in(file, name):
         text = _decode(line, name, offset, number)
         offset += len(line)
         text = text.removeprefix("\ufeff") if number == 1 else text
-        if text.strip():
+        if text and not text.isspace():
             yield number, text
 
 
@@ -197,7 +205,7 @@ def _rest_of_line(file):
 
 def parse_object(text, where):
     try:
-        record = parse_json(text, where, object_pairs_hook=_object_without_duplicates)
+        record = parse_json(text, where, parse=_DECODER.decode)
     except json.JSONDecodeError as error:
         raise BadInputError(f"{where}: not valid JSON at column {error.colno} ({error.msg}): every line must be one "
                             "JSON object, or the file one array of them") from None
@@ -217,6 +225,9 @@ def _object_without_duplicates(pairs):
     return value
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_without_duplicates)
+
+
 # ---- An array of JSON objects
 
 def _elements(stream, path, progress):
@@ -230,7 +241,7 @@ def _elements(stream, path, progress):
         if number == 1 and text.starts_with("]"):
             break
         columns = _next_object(text, where)
-        yield Row(where, number, progress(), columns)
+        yield Row(where, number, progress, columns)
         text.skip_blanks()
         if text.starts_with("]"):
             break
@@ -267,9 +278,6 @@ def _next_object(text, where):
             raise BadInputError(f"{where} has more than {MAX_LINE_BYTES:,} characters, or does not end: split it into several, or put "
                                 "a text into a .txt file of its own")
         size *= 2
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object_without_duplicates)
 
 
 def _shown(text):
@@ -336,6 +344,6 @@ def _parquet_rows(path, columns):
                 return
             for row in rows:
                 number += 1
-                yield Row(f"{path}: row {number}", number, number / num_rows, row, unread)
+                yield Row(f"{path}: row {number}", number, lambda: number / num_rows, row, unread)
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInputError(f"'{path}' cannot be read as a Parquet file ({error}): it is damaged, or something else") from None

@@ -43,10 +43,13 @@ class RowPacker:
     def add(self, sample):
         """A sample, or the next part of one that is long."""
         length = len(sample.tokens)
-        # Each further row repeats the last token of the row before it, so that the token after it is predicted too.
-        step = self._seq - 1
-        segments = [(offset, min(self._seq, length - offset)) for offset in range(0, max(length - 1, 1), step)
-                    for _ in range(self._copies_of_next())]
+        if length <= self._seq and self._weight == 1:
+            segments = [(0, length)]
+        else:
+            # Each further row repeats the last token of the row before it, so that the token after it is predicted too.
+            step = self._seq - 1
+            segments = [(offset, min(self._seq, length - offset)) for offset in range(0, max(length - 1, 1), step)
+                        for _ in range(self._copies_of_next())]
         self._window.add(sample, segments)
         self.tokens_of_sources[-1] += sum(length for _, length in segments)
         was_cut = sample.continues and self._length > self._seq

@@ -26,7 +26,7 @@ from .tokenizer import GROUP_BYTES, MAX_WHOLE_BYTES, as_array, size_in_utf8
 # What a prompt may have next to its messages.
 CHAT_KEYS = {"tools"}
 # At most so many records, and texts of GROUP_BYTES, are tokenized together: enough to use every core.
-BATCH_RECORDS = 1024
+BATCH_RECORDS = 4096
 # A text of more characters than this is tokenized in pieces.
 LONG_TEXT_CHARS = 1 << 16
 # About so many tokens of a long text are a sample of their own.
@@ -52,14 +52,14 @@ class SampleOptions:
     seq: int                # tokens per row
     truncate: bool = False
     template: str = None    # of --template; None: the model's
-    find_unwritten: bool = False  # what a chat template writes nothing of, which takes a while: for notes
+    find_all: bool = False  # every problem, and what a chat template writes nothing of, which takes a while
 
 
 class SampleReader:
     """Gives the samples of sources, one after the other.
 
-    `on_problem(message)` is told about samples that cannot be trained on; it may raise to stop there. Files that
-    cannot be read at all (not UTF-8, not JSON, unknown columns) always raise BadInputError.
+    `on_problem(message)` is told about samples that cannot be trained on; it may raise to stop there. What is no sample
+    at all (not UTF-8, not JSON, unknown columns) raises BadInputError; with `find_all` it is a problem too.
     """
 
     def __init__(self, sources, tokenizer, config, load_template, options, on_problem):
@@ -76,6 +76,7 @@ class SampleReader:
         self._rows = RowReader(functools.cache(lambda: has_chat_template(tokenizer, options.template)))
         self._thread = ThreadPoolExecutor(1)
         self._batch = None  # rows, and what gives the tokens of their texts
+        self._num_bad_rows = 0
 
     def __iter__(self):
         for source in self.sources:
@@ -83,8 +84,9 @@ class SampleReader:
 
     def samples_of(self, source):
         found = is_usable = False
+        problems_before = self._num_bad_rows
         for file in source.files:
-            for sample in self._text_file(file) if file.kind == TEXT else self._row_file(file):
+            for sample in self._samples_in(file):
                 found = True
                 if not sample.continues or is_usable:
                     is_usable = self._is_in_vocabulary(sample) and (sample.continues or self._is_usable(sample))
@@ -92,14 +94,27 @@ class SampleReader:
                     self._notes.add(sample.where, two_bos_note(self._tokenizer))
                 if is_usable:
                     yield sample
-        if not found:
-            raise BadInputError(f"'{source.name}' has no text: data is empty")
+        if not found and self._num_bad_rows == problems_before:
+            self._on_bad_row(BadInputError(f"'{source.name}' has no text: data is empty"))
 
     def notes(self):
         """What became of the data that whoever gave it may not expect."""
         return self._rows.notes() + self._notes.lines()
 
     # ---- Files to records
+
+    def _samples_in(self, file):
+        try:
+            yield from self._text_file(file) if file.kind == TEXT else self._row_file(file)
+        except BadInputError as error:
+            self._batch = None
+            self._on_bad_row(error)
+
+    def _on_bad_row(self, error):
+        self._num_bad_rows += 1
+        if not self._options.find_all:
+            raise error
+        self._on_problem(str(error))
 
     def _text_file(self, file):
         with opened(file) as (stream, _):
@@ -112,18 +127,22 @@ class SampleReader:
         plans = {"text": self._plan_text, "prompt": self._plan_prompt, "messages": self._plan_chat}
         batch, batch_bytes = [], 0
         with Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
-            for row in rows_in(file, COLUMNS):
-                kind, record = self._rows.record(row)
-                check_record(kind, record, row.where)
-                is_long = kind == "text" and len(record["text"]) > LONG_TEXT_CHARS
+            for row in rows_in(file, COLUMNS, self._on_bad_row):
+                try:
+                    kind, record = self._rows.record(row)
+                    check_record(kind, record, row.where)
+                    is_long = kind == "text" and len(record["text"]) > LONG_TEXT_CHARS
+                    texts, make = ([], None) if is_long else plans[kind](row.where, record)
+                except BadInputError as error:
+                    self._on_bad_row(error)
+                    continue
                 if not is_long:
-                    texts, make = plans[kind](row.where, record)
                     batch.append((row, texts, make))
                     batch_bytes += sum(map(size_in_utf8, texts))
                 if is_long or len(batch) == BATCH_RECORDS or batch_bytes >= GROUP_BYTES:
                     yield from self._encode(batch, file.path)
                     batch, batch_bytes = [], 0
-                    progress.update(row.done)
+                    progress.update(row.done())
                 if is_long:
                     yield from self._encode([], file.path)
                     yield from self._long_text(row.where, [record["text"]])
@@ -142,11 +161,11 @@ class SampleReader:
             first, last = batch[0][0], batch[-1][0]
             where = first.where if first is last else f"{path}, rows {first.number} to {last.number}"
             texts = [text for _, texts, _ in batch for text in texts]
-            self._batch = batch, self._thread.submit(self._tokenizer.encode_batch, texts, f"{where}: ")
+            self._batch = batch, self._thread.submit(list, self._tokenizer.encodings_of(texts, f"{where}: "))
         if before is not None:
             encoded = iter(before[1].result())
             for _, texts, make in before[0]:
-                yield make(list(itertools.islice(encoded, len(texts))))
+                yield make([encoding.ids for encoding in itertools.islice(encoded, len(texts))])
 
     def _plan_text(self, where, record):
         return [record["text"]], lambda ids: _text_sample(where, as_array([
@@ -198,7 +217,7 @@ class SampleReader:
         text, spans = template.render_with_spans(messages, self._tokenizer.turn_tokens, f"{where}: ", tools)
         spans = [span for span in _spans_of(spans, is_trained, where, template) if span[0] < span[1]]
         require_whole(text, f"{where}: the chat, as {template.name} writes it,")
-        if self._options.find_unwritten:
+        if self._options.find_all:
             for what in template.unwritten(messages, f"{where}: ", tools):
                 self._notes.add(where, f"{template.name} writes nothing of {what}: it is not trained")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})
@@ -252,7 +271,7 @@ class SampleReader:
             self._on_problem(f"{where}: the {kind} has {count_of(length, 'token')}, a row has "
                              f"--seq={self._options.seq}: {self._longer_rows(', ')}shorten the sample, or cut it with "
                              "--truncate")
-        elif not sample.trained.any():
+        elif not np.count_nonzero(sample.trained):
             reason = {"text": "its text is empty", "prompt": "its completion is empty",
                       "messages": "no turn of the assistant says anything"}[sample.kind]
             if sample.truncated:

@@ -67,7 +67,7 @@ def check(options):
             problems.append(message)
 
     packer = RowPacker(options.seq)
-    notes = pack_samples(make_reader(sources, options, config, tokenizer, on_problem, find_unwritten=True), packer,
+    notes = pack_samples(make_reader(sources, options, config, tokenizer, on_problem, find_all=True), packer,
                          statistics.add_sample)
     report = {"notes": notes}
     if packer.num_samples:

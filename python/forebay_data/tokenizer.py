@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from array import array
+from dataclasses import dataclass
 
 import numpy as np
 import tokenizers
@@ -83,6 +84,7 @@ class ModelTokenizer:
                                 f"{config.vocab_size} (config.json): this tokenizer belongs to another model")
         added = self._tokenizer.get_added_tokens_decoder()
         beyond = [f"'{token.content}' ({i})" for i, token in sorted(added.items()) if i >= config.vocab_size]
+        self._has_beyond = bool(beyond)
         if beyond:
             warn(f"'{path}' adds {', '.join(beyond[:3])}{' and others' if len(beyond) > 3 else ''} past the model's "
                  f"vocabulary of {config.vocab_size} (config.json): a sample that has one is refused")
@@ -165,6 +167,8 @@ class ModelTokenizer:
 
     def beyond_vocabulary(self, ids):
         """The first of the tokens that the model has no row for, in words; None: it has one for each."""
+        if not self._has_beyond:
+            return None
         ids = np.asarray(ids)
         beyond = ids[ids >= self._config.vocab_size]
         if not len(beyond):
@@ -175,8 +179,15 @@ class ModelTokenizer:
     def encode_each(self, texts, where="", in_pieces=True):
         """Yields the token ids (a list) of each text as it stands, without special tokens around it.
 
-        As many are tokenized together as bounds allow, and large ones in pieces with `in_pieces`. `where`: their place
-        and ": ", for errors.
+        As encodings_of() has it.
+        """
+        return (encoding.ids for encoding in self.encodings_of(texts, where, in_pieces))
+
+    def encodings_of(self, texts, where="", in_pieces=True):
+        """Yields for each text what has its token ids as `ids`: a list that is made each time.
+
+        As many texts are tokenized together as bounds allow, and large ones in pieces with `in_pieces`. `where`: their
+        place and ": ", for errors.
         """
         group, group_bytes = [], 0
         for text in texts:
@@ -187,7 +198,7 @@ class ModelTokenizer:
                 group, group_bytes = [], 0
             if is_large:
                 from .long_text import LongText
-                yield [token for ids in LongText(self, [text], where).arrays() for token in ids.tolist()]
+                yield _Encoding([token for ids in LongText(self, [text], where).arrays() for token in ids.tolist()])
                 continue
             group.append(text)
             group_bytes += size_bytes
@@ -203,8 +214,7 @@ class ModelTokenizer:
         if not texts:
             return []
         with self._usable(), self._bounded(where, size_bytes):
-            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            return [encoding.ids for encoding in encodings]
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     def _bounded(self, where, size_bytes):
         return bounded(f"{where}tokenizing with '{self._path}'",
@@ -225,6 +235,13 @@ class ModelTokenizer:
         value = read_json_if_present(path, "the settings of generation").get("eos_token_id")
         own = [] if self.eos_id is None else [self.eos_id]
         return _token_ids(value, path) or list(dict.fromkeys(self._config.eos_ids() + own))
+
+
+@dataclass
+class _Encoding:
+    """As the library has them of a text that is not large."""
+
+    ids: list
 
 
 class StreamDecoder:

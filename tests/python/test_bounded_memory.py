@@ -64,7 +64,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path, command, write):
     data = write(tmp_path)
     out = [f"--out={tmp_path / 'o'}"] if command == "pack" else []
     code, most_bytes = most_memory_of(command, f"--model={model}", f"--data={data}", "--seq=4096", "--truncate", *out)
-    print("MOST", most_bytes>>20); assert code == 0 and most_bytes < MOST_BYTES, most_bytes
+    assert code == 0 and most_bytes < MOST_BYTES, most_bytes
 
 
 def test_parts_of_a_long_text_are_the_rows_of_the_whole(model, tmp_path, monkeypatch):
@@ -75,6 +75,18 @@ def test_parts_of_a_long_text_are_the_rows_of_the_whole(model, tmp_path, monkeyp
     parts = pack_file(model, data, 16, tmp_path / "parts")
     assert parts[0] == {**whole[0], "path": parts[0]["path"]}
     assert (parts[1] == whole[1]).all() and (parts[2] == whole[2]).all()
+
+
+def test_rows_are_the_same_however_many_are_tokenized_together(model, tmp_path, monkeypatch):
+    rng = random.Random(3)
+    words = [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(300)]
+    data = write_lines(tmp_path / "d.jsonl", [
+        {"text": text} if index % 3 else {"prompt": text, "completion": text} for index, text in enumerate(words)])
+    whole = pack_file(model, data, 48, tmp_path / "whole")
+    monkeypatch.setattr(samples, "BATCH_RECORDS", 2)
+    apart = pack_file(model, data, 48, tmp_path / "apart")
+    assert apart[0] == {**whole[0], "path": apart[0]["path"]}
+    assert (apart[1] == whole[1]).all() and (apart[2] == whole[2]).all()
 
 
 @pytest.mark.parametrize("limits", [{"WINDOW_TOKENS": 100, "WINDOW_ROWS": 1}, {"WINDOW_SEGMENTS": 3}, {"BLOCK_TOKENS": 1}])
