@@ -31,6 +31,10 @@ def count_of(number, noun):
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def json_type(value):
+    return "null" if value is None else type(value).__name__
+
+
 def shortened(message):
     """Cuts a long message: names and values from a file may have any length."""
     most, tail = 2000, 500

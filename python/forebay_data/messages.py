@@ -1,6 +1,6 @@
 """Chats as data has them: their messages and tools are checked, and then look as transformers gives them to a template."""
 
-from .errors import BadInputError
+from .errors import BadInputError, json_type
 from .files import parse_json
 
 # The names that a message's reasoning has. Templates read the first; those of gpt-oss the second.
@@ -9,7 +9,7 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 def check_text(value, what, where):
     if not isinstance(value, str):
-        raise BadInputError(f"{where}: {what} is a JSON {type(value).__name__}; it must be a string")
+        raise BadInputError(f"{where}: {what} is a JSON {json_type(value)}; it must be a string")
     _check_characters(value, what, where)
 
 
@@ -39,7 +39,8 @@ def check_messages(messages, where):
 
 def _check_message(message, number, where):
     if not isinstance(message, dict) or "role" not in message:
-        raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'")
+        found = f"has {', '.join(map(repr, message))}" if isinstance(message, dict) and message else f"is a JSON {json_type(message)}"
+        raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'; it {found}")
     check_text(message["role"], f"the role of message {number}", where)
     calls = message.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from .bounds import bounded
-from .errors import BadInputError
+from .errors import BadInputError, json_type
 from .files import parse_json, refuse_lfs_pointer
 from .sources import DATA_FILE, PARQUET
 
@@ -29,6 +29,7 @@ _ZSTD_READ_BYTES = 1 << 10
 _ELEMENT_CHARS = 1 << 12
 _ROWS_AT_ONCE = 16
 _BLANKS = " \t\r\n"
+_MAGICS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @dataclass
@@ -68,11 +69,22 @@ def opened(file, what=DATA_FILE):
     """(stream of the bytes that the file holds, uncompressed; a function that gives the share of it that is read)."""
     with open_regular(file.path, what) as raw:
         size_bytes = max(os.fstat(raw.fileno()).st_size, 1)
+        if not file.compression:
+            _refuse_other_contents(file.path, raw.peek())
         try:
             yield _uncompressed(raw, file), lambda: raw.tell() / size_bytes
         except (EOFError, zlib.error, gzip.BadGzipFile, _CompressionError) as error:
-            raise BadInputError(f"'{file.path}' cannot be uncompressed ({error}): it is damaged or incomplete; copy it "
-                                "again") from None
+            raise BadInputError(f"'{file.path}' cannot be uncompressed ({error}): it is damaged, incomplete, or not "
+                                "compressed at all: copy it again, or name it after what it holds") from None
+
+
+def _refuse_other_contents(path, beginning):
+    """What a file may be, and its name does not say."""
+    for magic, suffix in _MAGICS.items():
+        if beginning.startswith(magic):
+            raise BadInputError(f"'{path}' is compressed, and its name does not say so: add {suffix} to it")
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInputError(f"'{path}' is not UTF-8 but UTF-16: convert it with 'iconv -f UTF-16 -t UTF-8'")
 
 
 class _CompressionError(Exception):
@@ -177,6 +189,15 @@ def _not_utf8(path, data, start, offset, first_line):
 
 # ---- JSON lines
 
+def begins_with_a_row(text):
+    """Whether the first line of a text is a JSON object."""
+    line = text.lstrip().split("\n", 1)[0]
+    try:
+        return line.startswith("{") and isinstance(parse_json(line, ""), dict)
+    except ValueError:
+        return False
+
+
 def lines_in(file, name):
     """Yields (line number, text) for each line that is not blank. `name`: for errors."""
     offset = 0
@@ -212,7 +233,7 @@ def parse_object(text, where):
     except ValueError as error:
         raise BadInputError(f"{where}: not valid JSON ({error})") from None
     if not isinstance(record, dict):
-        raise BadInputError(f"{where}: the line holds a JSON {type(record).__name__}, not an object such as "
+        raise BadInputError(f"{where}: the line holds a JSON {json_type(record)}, not an object such as "
                             '{"text": "..."}')
     return record
 

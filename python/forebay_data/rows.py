@@ -5,12 +5,14 @@ KINDS is the one list of forms. Not for: reading the rows (row_files.py), tokens
 
 from dataclasses import dataclass
 
-from .errors import BadInputError
+from .errors import BadInputError, json_type
 from .files import parse_json
 
 # Who speaks, in ShareGPT's words and others', as chat templates have it.
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
          "model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "assistant"}
+# Those of chat templates, in any letters; "function" was OpenAI's before "tool".
+STANDARD_ROLES = {**{name: name for name in ("system", "developer", "user", "assistant", "tool")}, "function": "tool"}
 # Parts of a content that are text.
 _TEXT_PARTS = ("text", "input_text", "output_text")
 # What Alpaca's authors put before and after the instruction.
@@ -51,14 +53,19 @@ def _prompt(columns, where, has_template):
 def _messages(name):
     def convert(columns, where, has_template):
         turns = chat_turns(columns[name], where, f"'{name}'")
-        return _chat(_system(columns, where) + turns, columns)
+        system, first = _system(columns, where), turns[0]
+        if system and isinstance(first, dict) and first.get("role") == "system":
+            if first.get("content") != columns["system"]:
+                raise BadInputError(f"{where}: 'system' and the first turn of '{name}' are two system prompts: leave one out")
+            system = []
+        return _chat(system + turns, columns)
     return convert
 
 
 def _alpaca(columns, where, has_template):
     for key in ("instruction", "input", "output"):
         if not isinstance(columns.get(key, ""), str):
-            raise BadInputError(f"{where}: '{key}' is a JSON {type(columns[key]).__name__}; it must be a string")
+            raise BadInputError(f"{where}: '{key}' is a JSON {json_type(columns[key])}; it must be a string")
     question = columns.get("input", "")
     if has_template():
         asked = columns["instruction"] + (f"\n{question}" if question else "")
@@ -76,7 +83,7 @@ _ALPACA = RowKind("Alpaca", ("instruction", "output"), ("input", "system"), _alp
 KINDS = (
     _TEXT,
     RowKind("prompt and completion", ("prompt", "completion"), ("tools",), _prompt),
-    RowKind("messages", ("messages",), ("tools",), _messages("messages")),
+    RowKind("messages", ("messages",), ("system", "tools"), _messages("messages")),
     RowKind("ShareGPT", ("conversations",), ("system", "tools"), _messages("conversations")),
     _ALPACA,
 )
@@ -161,8 +168,14 @@ def chat_turns(turns, where, what):
 def _turn(turn, number, where):
     # Parquet has every key in every turn.
     turn = {key: value for key, value in turn.items() if value is not None or key == "content"}
-    if "role" not in turn and "from" in turn and "value" in turn:
+    if "content" not in turn and "value" in turn:
+        turn["content"] = turn.pop("value")
+    if "role" not in turn and "from" in turn:
         turn = _from_share_gpt(turn, number, where)
+    if isinstance(turn.get("role"), str):
+        turn["role"] = STANDARD_ROLES.get(turn["role"].lower(), turn["role"])
+    if isinstance(turn.get("function_call"), dict) and "tool_calls" not in turn:  # OpenAI's before "tool_calls"
+        turn["tool_calls"] = [{"type": "function", "function": turn.pop("function_call")}]
     content = turn.get("content")
     if isinstance(content, list) and content:
         turn = {**turn, "content": "".join(_part_text(part, index, number, where) for index, part in enumerate(content, 1))}
@@ -170,11 +183,11 @@ def _turn(turn, number, where):
 
 
 def _from_share_gpt(turn, number, where):
-    rest = {key: value for key, value in turn.items() if key not in ("from", "value")}
-    speaker, value = turn["from"], turn["value"]
-    role = ROLES.get(speaker, speaker) if isinstance(speaker, str) else speaker
+    rest = {key: value for key, value in turn.items() if key != "from"}
+    speaker, value = turn["from"], turn.get("content")
+    role = ROLES.get(speaker.lower(), speaker) if isinstance(speaker, str) else speaker
     if speaker != "function_call" or not isinstance(value, str):
-        return {"role": role, "content": value, **rest}
+        return {"role": role, **rest}
     try:
         calls = parse_json(value, f"{where}: message {number}")
         calls = [{"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
@@ -182,14 +195,14 @@ def _from_share_gpt(turn, number, where):
     except (ValueError, KeyError, TypeError):
         raise BadInputError(f"{where}: message {number} is a function_call, and its value is not JSON with 'name' and 'arguments': "
                             "correct it") from None
-    return {"role": role, "content": "", "tool_calls": calls, **rest}
+    return {"role": role, **rest, "content": "", "tool_calls": calls}
 
 
 def _part_text(part, index, number, where):
     kind = part.get("type", "text") if isinstance(part, dict) else None
     if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
-    what = f"of type {kind!r}"[:100] if isinstance(part, dict) else f"a JSON {type(part).__name__}"
+    what = f"of type {kind!r}"[:100] if isinstance(part, dict) else f"a JSON {json_type(part)}"
     raise BadInputError(f"{where}: the content of message {number} is a JSON list, whose part {index} is {what}; only text is "
                         'trained on: write {"type": "text", "text": "..."}, or leave the row out')
 
@@ -198,7 +211,7 @@ def _system(columns, where):
     """The first turn that a column of its own gives, of which some data leaves most empty."""
     system = columns.get("system", "")
     if not isinstance(system, str):
-        raise BadInputError(f"{where}: 'system' is a JSON {type(system).__name__}; it must be a string")
+        raise BadInputError(f"{where}: 'system' is a JSON {json_type(system)}; it must be a string")
     return [{"role": "system", "content": system}] if system else []
 
 

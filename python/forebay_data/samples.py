@@ -14,10 +14,10 @@ import numpy as np
 from .errors import BadInputError, count_of
 from .files import Progress
 from .long_text import LongText
-from .messages import check_messages, check_text, tools_of
+from .messages import check_messages, check_text, says, tools_of
 from .notes import Notes
-from .row_files import lines_in, open_regular, opened, parse_object, rows_in, text_chunks
-from .rows import COLUMNS, RowReader, chat_turns, trained_turns
+from .row_files import begins_with_a_row, lines_in, open_regular, opened, parse_object, rows_in, text_chunks
+from .rows import COLUMNS, STANDARD_ROLES, RowReader, chat_turns, trained_turns
 from .sources import TEXT
 from .spans import continuation, texts_of, tokens_at_bounds, windows_at_bounds
 from .template import has_chat_template
@@ -44,6 +44,7 @@ class Sample:
     tokens: np.ndarray      # uint32
     trained: np.ndarray     # bool: this token is a prediction target; never the first
     truncated: bool = False
+    untrained: str = ""     # why nothing of it is trained, if so and if its kind does not say it
     continues: bool = False # the next part of a long text: it begins with the last token of the part before, which ends with a row
 
 
@@ -118,8 +119,11 @@ class SampleReader:
 
     def _text_file(self, file):
         with opened(file) as (stream, _):
-            if not any(map(str.strip, text_chunks(stream, file.path))):
-                return
+            first = next(filter(str.strip, text_chunks(stream, file.path)), None)
+        if first is None:
+            return
+        if begins_with_a_row(first):
+            self._notes.add(file.path, "it looks like rows and is read as one text, for its name: name it .jsonl if its rows are meant")
         with opened(file) as (stream, done), Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
             yield from self._long_text(file.path, _watched(text_chunks(stream, file.path), done, progress))
 
@@ -127,7 +131,7 @@ class SampleReader:
         plans = {"text": self._plan_text, "prompt": self._plan_prompt, "messages": self._plan_chat}
         batch, batch_bytes = [], 0
         with Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
-            for row in rows_in(file, COLUMNS, self._on_bad_row):
+            for row in self._rows_in(file):
                 try:
                     kind, record = self._rows.record(row)
                     check_record(kind, record, row.where)
@@ -148,6 +152,12 @@ class SampleReader:
                     yield from self._long_text(row.where, [record["text"]])
             yield from self._encode(batch, file.path)
             yield from self._encode([], file.path)
+
+    def _rows_in(self, file):
+        try:
+            yield from rows_in(file, COLUMNS, self._on_bad_row)
+        except BadInputError as error:  # where the next row begins cannot be told
+            self._on_bad_row(error)
 
     # ---- Records to samples
 
@@ -197,6 +207,8 @@ class SampleReader:
     def _plan_prompt(self, where, record):
         prompt, completion = record["prompt"], record["completion"]
         require_whole(prompt + completion, f"{where}: 'prompt' with 'completion'")
+        if not completion.strip():
+            self._notes.add(where, "its completion is empty: only the token that ends it is trained")
 
         def make(ids):
             before = self._tokenizer.prefix_of(ids[0]) + ids[0]
@@ -212,6 +224,11 @@ class SampleReader:
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None
         messages, is_trained = trained_turns(record["messages"], where)
+        roles = dict.fromkeys(message["role"] for message in messages)
+        for role in [role for role in roles if role not in STANDARD_ROLES]:
+            self._notes.add(where, f"turns of the role '{role[:100]}' are not trained, as they are not the assistant's")
+        if any(message["role"] == "assistant" and not says(message) for message in messages):
+            self._notes.add(where, "a turn of the assistant is empty: only the token that ends it is trained")
         tools = tools_of(record, where)
         template = self._template.for_tools(tools)
         text, spans = template.render_with_spans(messages, self._tokenizer.turn_tokens, f"{where}: ", tools)
@@ -237,7 +254,10 @@ class SampleReader:
             position_of = {0: 0, **dict(zip(bounds, ends))}
             for begin, end in spans:
                 trained[position_of[begin]:position_of[end]] = True
-            return self._fit(_sample(where, "messages", tokens, trained))
+            sample = self._fit(_sample(where, "messages", tokens, trained))
+            if "assistant" not in roles:
+                sample.untrained = f"no turn of the assistant says anything: its roles are {_quoted(roles)}, and none is 'assistant'"
+            return sample
         return list(texts) if size_bytes <= GROUP_BYTES else [], make
 
     def _fit(self, sample):
@@ -272,7 +292,7 @@ class SampleReader:
                              f"--seq={self._options.seq}: {self._longer_rows(', ')}shorten the sample, or cut it with "
                              "--truncate")
         elif not np.count_nonzero(sample.trained):
-            reason = {"text": "its text is empty", "prompt": "its completion is empty",
+            reason = sample.untrained or {"text": "its text is empty", "prompt": "its completion is empty",
                       "messages": "no turn of the assistant says anything"}[sample.kind]
             if sample.truncated:
                 reason = (f"cutting it to {self._limit} tokens left only the prompt; {self._longer_rows(' or ')}"

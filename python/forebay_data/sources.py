@@ -25,6 +25,16 @@ _WEIGHT = re.compile(r"[0-9.]{1,20}(/[0-9]{1,20})?")
 # The purpose of a file, in errors.
 DATA_FILE = "--data names .txt, .jsonl, .json or .parquet files, folders of them, or one packed file"
 _NAMES_SHOWN = 8
+_HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
+# Of files that hold data in other forms.
+_TO_JSON_LINES = "write its rows as JSON lines (with the package 'datasets': load_{}.to_json('data.jsonl'))"
+_CURES = {
+    **dict.fromkeys((".csv", ".tsv"), _TO_JSON_LINES.format("dataset('csv', data_files='FILE', split='train')")),
+    ".arrow": _TO_JSON_LINES.format("from_disk('FOLDER')"),
+    **dict.fromkeys((".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".rar"), "unpack it first"),
+}
+# What 'datasets' and the Hub leave beside data.
+_NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 # Parts of published data that are for testing, by the first word of a file's or folder's name.
 _HELD_OUT = {"test", "tests", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"}
 
@@ -99,7 +109,8 @@ def _source_at(path, weight):
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        raise BadInputError(f"'{path}' does not exist: {DATA_FILE}") from None
+        hub = f". A data set of the Hugging Face Hub is fetched first: hf download --repo-type=dataset {path} --local-dir=FOLDER"
+        raise BadInputError(f"'{path}' does not exist: {DATA_FILE}{hub if _HUB_NAME.fullmatch(path) else ''}") from None
     if stat.S_ISDIR(mode):
         return _folder(path, weight)
     if not stat.S_ISREG(mode):
@@ -109,8 +120,9 @@ def _source_at(path, weight):
     if file is None:
         with open(path, "rb") as unknown:
             refuse_lfs_pointer(path, unknown.read(1024))
+        cure = _CURES.get(os.path.splitext(path.lower())[1], "name it after what it holds")
         raise BadInputError(f"'{path}' is neither a packed file, nor named {', '.join(SUFFIXES)} (or one of these with "
-                            f"{' or '.join(COMPRESSIONS)} after it): name it after what it holds")
+                            f"{' or '.join(COMPRESSIONS)} after it): {cure}")
     return Source(path, weight, [file])
 
 
@@ -130,13 +142,14 @@ def _folder(folder, weight):
         for name in names:
             path = os.path.join(here, name)
             file = _data_file(path)
-            if name.startswith((".", "_")) or file is None or not os.path.isfile(path):
+            if name.startswith((".", "_")) or name in _NO_DATA or file is None or not os.path.isfile(path):
                 others.append(path)
             else:
                 found.append(file)
     if not found:
+        cures = {cure for path in others if (cure := _CURES.get(os.path.splitext(path)[1]))}
         raise BadInputError(f"'{folder}' is a folder without data: none of its files is named {', '.join(SUFFIXES)}, or one of "
-                            f"these with {' or '.join(COMPRESSIONS)} after it")
+                            f"these with {' or '.join(COMPRESSIONS)} after it" + "".join(f": {cure}" for cure in sorted(cures)[:1]))
     found.sort(key=lambda file: file.path)
     _refuse_held_out(folder, found)
     notes = [f"the folder '{folder}' has {len(found):,} file{'s' * (len(found) > 1)} of data: "

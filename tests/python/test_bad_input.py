@@ -62,7 +62,7 @@ def test_json_line_that_is_not_utf8_names_line_and_byte(model, tmp_path):
     ("{}", "(none) do not make a sample"),
     ('{"text": 3}', "'text' is a JSON int"),
     ('{"text": "\\ud800"}', "half of a surrogate pair"),
-    ('{"prompt": "a", "completion": null}', "'completion' is a JSON NoneType"),
+    ('{"prompt": "a", "completion": null}', "'completion' is a JSON null"),
     ('{"messages": []}', "'messages' must be a list"),
     ('{"messages": ["a"]}', "message 1 must be an object"),
     ('{"messages": [{"role": "user"}]}', "message 1 must be an object with 'role' and 'content'"),
@@ -176,6 +176,20 @@ def test_check_lists_every_problem(model, tmp_path):
     report = show.check(pack_options(model, data, 20))
     assert report["num_problems"] == 3 and report["samples"] == 1
     assert [problem.split(": ")[0].rsplit(":", 1)[1] for problem in report["problems"]] == ["2", "3", "4"]
+
+
+def test_check_lists_rows_that_cannot_be_read_too(model, tmp_path):
+    good, bad = json.dumps({"text": "good"}), tmp_path / "a.jsonl"
+    bad.write_text("\n".join([good, "{", '{"texts": "a"}', '{"text": 1}', '{"text": ""}', good]) + "\n")
+    (tmp_path / "b.json").write_text(f"[{good}, 3, {good}]")  # nobody knows where the next element begins
+    (tmp_path / "c.jsonl").write_text("")
+    (tmp_path / "d.jsonl").write_text(good + "\n")
+    data = ",".join(str(tmp_path / name) for name in ("a.jsonl", "b.json", "c.jsonl", "d.jsonl"))
+    report = show.check(pack_options(model, data, 64))
+    assert report["samples"] == 4 and report["num_problems"] == 6
+    wanted = {"a.jsonl:2: not valid JSON", "a.jsonl:3: unknown key 'texts'", "a.jsonl:4: 'text' is a JSON int", "a.jsonl:5: the sample has no",
+              "b.json:1: element 2 of the array", "c.jsonl' has no text: data is empty"}
+    assert all(any(words in problem for problem in report["problems"]) for words in wanted), report["problems"]
 
 
 def test_check_counts_eos_and_doubled_bos(bos_model, tmp_path):

@@ -32,11 +32,15 @@ ROWS = [
     ("the same (OpenAI)", {"messages": [ASKED, {**ANSWERED, "weight": 0}, ASKED, {**ANSWERED, "weight": 1}]}),
     ("ShareGPT", {"conversations": SHARE_GPT}),
     ("ShareGPT with a system prompt", {"system": "Be kind.", "conversations": SHARE_GPT}),
+    ("messages with a system prompt", {"system": "Be kind.", "messages": [ASKED, ANSWERED]}),
+    ("roles in capitals", {"messages": [{"role": "USER", "content": "Hi"}, {"role": "Assistant", "content": "Hello"}]}),
+    ("an empty answer", {"messages": [ASKED, {**ANSWERED, "content": ""}]}),
     ("Alpaca", ALPACA),
     ("Alpaca as it is published", {**ALPACA, "text": "Below is an instruction ..."}),
     ("more columns than are used", {"id": 7, "messages": [ASKED, ANSWERED], "source": "web"}),
     ("two forms in one row", {"text": "some text", "messages": [ASKED, ANSWERED]}),
     ("a text with a prompt", {"text": "some text", "prompt": "the cat"}),
+    ("two system prompts", {"system": "Be kind.", "messages": [{"role": "system", "content": "Be brief."}, ASKED, ANSWERED]}),
     ("other names", {"question": "Hi", "answer": "Hello"}),
     ("a picture", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x.png"}]}, ANSWERED]}),
     ("weights between", {"messages": [ASKED, {**ANSWERED, "weight": 0.5}]}),
@@ -158,12 +162,52 @@ def test_speakers_of_share_gpt_have_the_roles_of_templates(speaker, role):
     ({"role": "user", "content": "a", "train": True}, "message 2 is of role 'user' and is to be trained"),
     ({"role": "assistant", "content": "a", "train": "no"}, "'train' of message 2 is 'no'"),
     ({"role": "assistant", "content": "a", "weight": -1}, "'weight' of message 2 is -1"),
-    ("a", "message 2 must be an object"),
+    ("a", "message 2 must be an object with 'role' and 'content'; it is a JSON str"),
+    (None, "it is a JSON null"),
+    ({"user": "a", "bot": "b"}, "it has 'user', 'bot'"),
     ({"from": "function_call", "value": "[" * 100_000}, "message 2 is a function_call"),
 ])
 def test_a_turn_that_cannot_be_read_is_named(chat_model, tmp_path, turn, words):
     message = refusal(chat_model, write_lines(tmp_path / "d.jsonl", [{"messages": [ASKED, turn, ANSWERED]}]))
     assert "d.jsonl:1: " in message and words in message
+
+
+@pytest.mark.parametrize("turns", [
+    [{"from": "Human", "value": "Hi"}, {"from": "GPT", "value": "Hello"}],
+    [{"from": "human", "content": "Hi"}, {"from": "gpt", "content": "Hello"}],
+    [{"role": "user", "value": "Hi"}, {"role": "assistant", "value": "Hello"}],
+])
+def test_spellings_of_a_turn_may_be_mixed(chat_model, tmp_path, turns):
+    for name in ("messages", "conversations"):
+        assert shown_row(chat_model, tmp_path, {name: turns}) == (["user: Hi<|im_end|>\nassistant: «Hello<|im_end|>»\n"], [])
+
+
+def test_the_same_system_prompt_twice_is_one(chat_model, tmp_path):
+    row = {"system": "Be kind.", "conversations": [{"from": "system", "value": "Be kind."}, *SHARE_GPT]}
+    assert shown_row(chat_model, tmp_path, row)[0][0].count("Be kind.") == 1
+
+
+def test_calls_as_openai_had_them_first_are_calls():
+    call = {"name": "f", "arguments": '{"x": 1}'}
+    turns = rows.chat_turns([{"role": "assistant", "content": None, "function_call": call},
+                             {"role": "function", "name": "f", "content": "2"}], "d:1", "'messages'")
+    assert [turn["role"] for turn in turns] == ["assistant", "tool"]
+    assert turns[0]["tool_calls"] == [{"type": "function", "function": call}] and "function_call" not in turns[0]
+
+
+def test_roles_that_are_not_trained_are_named(chat_model, tmp_path):
+    bot = {"role": "bot", "content": "Hello"}
+    [sample], notes = shown_row(chat_model, tmp_path, {"messages": [ASKED, bot, ASKED, ANSWERED]})
+    assert sample.count("«") == 1
+    assert notes == ["d.jsonl:1: turns of the role 'bot' are not trained, as they are not the assistant's"]
+    message = refusal_of_pack(chat_model, write_lines(tmp_path / "d.jsonl", [{"messages": [ASKED, bot]}]))
+    assert "d.jsonl:1: " in message and "no turn of the assistant says anything: its roles are 'user', 'bot', and none is 'assistant'" in message
+
+
+def test_an_empty_completion_is_noted(chat_model, tmp_path):
+    samples, notes = shown_row(chat_model, tmp_path, {"prompt": "the cat", "completion": ""})
+    assert samples == ["the cat«<|im_end|>»"]
+    assert notes == ["d.jsonl:1: its completion is empty: only the token that ends it is trained"]
 
 
 def test_a_list_of_messages_that_is_a_text_is_read_or_named(chat_model, tmp_path):
@@ -281,6 +325,29 @@ def test_a_file_that_is_cut_off_or_something_else_is_named(chat_model, tmp_path,
         assert name in message and ("cannot be uncompressed" in message or "cannot be read as a Parquet file" in message)
 
 
+@pytest.mark.parametrize("name, contents, words", [
+    ("d.jsonl", gzip.compress(b'{"text": "a"}'), "is compressed, and its name does not say so: add .gz to it"),
+    ("d.jsonl", '{"text": "a"}'.encode("utf-16"), "is not UTF-8 but UTF-16: convert it with 'iconv -f UTF-16 -t UTF-8'"),
+    ("d.jsonl.gz", b'{"text": "a"}', "or not compressed at all"),
+    ("d.csv", b"text", "write its rows as JSON lines (with the package 'datasets': load_dataset('csv'"),
+    ("d.arrow", b"ARROW1", "load_from_disk('FOLDER').to_json('data.jsonl')"),
+    ("d.jsonl.bz2", b"BZh", "unpack it first"),
+])
+def test_a_file_of_another_form_has_its_cure(chat_model, tmp_path, name, contents, words):
+    (tmp_path / name).write_bytes(contents)
+    assert words in refusal(chat_model, tmp_path / name)
+
+
+def test_a_data_set_of_the_hub_is_to_be_fetched_first(chat_model):
+    assert "hf download --repo-type=dataset tatsu-lab/alpaca --local-dir" in refusal(chat_model, "tatsu-lab/alpaca")
+
+
+def test_a_text_file_of_rows_is_noted(chat_model, tmp_path):
+    (tmp_path / "d.txt").write_text('\n{"text": "a"}\n{"text": "b"}\n')
+    _, notes = shown(chat_model, tmp_path / "d.txt")
+    assert notes == ["d.txt: it looks like rows and is read as one text, for its name: name it .jsonl if its rows are meant"]
+
+
 @pytest.mark.parametrize("text, words", [
     ('[{"text": "a"}, {"text": "b"}', "element 2 of the array should be followed by a comma or a bracket (]), not the end of the file"),
     ('[{"text": "a"},\n\n ["b"]]', "d.json:3: element 2 of the array is no JSON object"),
@@ -350,6 +417,19 @@ def test_a_folder_of_which_a_part_cannot_be_read_is_an_error(chat_model, tmp_pat
 
 def test_a_folder_without_data_is_refused(chat_model, tmp_path):
     assert "is a folder without data" in refusal(chat_model, make_folder(tmp_path, "README.md"))
+
+
+def test_what_datasets_writes_beside_data_is_none(chat_model, tmp_path):
+    folder = make_folder(tmp_path, "data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl")
+    (folder / "dataset_infos.json").write_text('{"default": {}}')
+    samples, [note] = shown(chat_model, folder)
+    assert len(samples) == 2 and "no data, and not read: 'dataset_infos.json'" in note
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name in ("data-00000-of-00001.arrow", "dataset_info.json", "state.json"):
+        (saved / name).write_text("{}")
+    message = refusal(chat_model, saved)
+    assert "is a folder without data" in message and "load_from_disk('FOLDER').to_json('data.jsonl')" in message
 
 
 def test_weights_say_how_often_each_row_is_there(chat_model, tmp_path):
