@@ -214,6 +214,29 @@ absl::Status ReportProblems(const std::vector<std::string>& problems, std::strin
                                    source, fmt::join(problems, "; ")));
 }
 
+// What to do about a path that is no model folder.
+std::string CureOf(const std::string& path) {
+  constexpr std::string_view kHolds =
+      "A model is given as the folder that holds its config.json and its safetensors files";
+  if (path.ends_with(".gguf"))
+    return fmt::format("Convert it first: forebay data gguf --gguf={} --out=FOLDER", path);
+  if (!FileExists(path))
+    return fmt::format(
+        "{}; one of the Hugging Face Hub is fetched first: hf download NAME --local-dir=FOLDER",
+        kHolds);
+  // Of a cache of the Hub, and of what a trainer wrote.
+  for (const std::string& folder : {JoinPath(path, "snapshots"), path}) {
+    const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+    for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
+      const std::string inner = JoinPath(folder, name);
+      if (FileExists(JoinPath(inner, "config.json")))
+        return fmt::format("{}, as '{}' does", kHolds, inner);
+      if (name.ends_with(".gguf")) return CureOf(inner);
+    }
+  }
+  return std::string(kHolds);
+}
+
 }  // namespace
 
 absl::StatusOr<DecoderConfig> ParseDecoderConfig(const Json& json, std::string_view source) {
@@ -255,19 +278,15 @@ absl::StatusOr<DecoderConfig> ReadDecoderConfig(const std::string& model_directo
   // Before the question whether it is a folder, which one that cannot be looked at would fail too.
   FOREBAY_RETURN_IF_ERROR(ProbePath(model_directory).status());
   if (!IsDirectory(model_directory)) {
-    return BadInputError(fmt::format(
-        "'{}' is not a folder. A model is given as the folder that holds its config.json "
-        "and its safetensors files",
-        model_directory));
+    return BadInputError(
+        fmt::format("'{}' is not a folder. {}", model_directory, CureOf(model_directory)));
   }
   const std::string path = JoinPath(model_directory, "config.json");
   FOREBAY_ASSIGN_OR_RETURN(const bool has_config, ProbePath(path));
   if (!has_config) {
     FOREBAY_RETURN_IF_ERROR(RefuseAdapter(model_directory));
     return BadInputError(
-        fmt::format("'{}' has no config.json. A model is given as the folder that holds its "
-                    "config.json and its safetensors files",
-                    model_directory));
+        fmt::format("'{}' has no config.json. {}", model_directory, CureOf(model_directory)));
   }
   FOREBAY_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigFileBytes));
   return ParseDecoderConfig(json, path);

@@ -85,6 +85,14 @@ absl::Status NoWeightsError(const std::string& directory) {
         "read; save the model "
         "again with transformers (save_pretrained writes safetensors)";
   }
+  FOREBAY_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(directory));
+  for (const std::string& name : names) {
+    if (!name.ends_with(".safetensors")) continue;
+    return BadInputError(fmt::format(
+        "'{}' has '{}', but neither model.safetensors nor model.safetensors.index.json. Rename the "
+        "file to model.safetensors if it is the whole model; if it is a part, copy the index there",
+        directory, name));
+  }
   return BadInputError(fmt::format("'{}' has no safetensors weights. {}", directory, hint));
 }
 

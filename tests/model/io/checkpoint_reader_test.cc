@@ -120,6 +120,12 @@ TEST_F(CheckpointReaderTest, SaysThatAFolderHasNoWeights) {
   EXPECT_THAT(OpenError(), HasSubstr("save_pretrained"));
 }
 
+TEST_F(CheckpointReaderTest, NamesWeightsThatHaveAnotherName) {
+  Write("model-00001-of-00002.safetensors", MakeSafetensors({{"a", DType::kF32, {2}, {1, 2}}}));
+  EXPECT_THAT(OpenError(), AllOf(HasSubstr("has 'model-00001-of-00002.safetensors', but neither"),
+                                 HasSubstr("copy the index there")));
+}
+
 TEST_F(CheckpointReaderTest, SaysThatAFolderHasTheWeightsOfAnAdapterAlone) {
   Write("adapter_config.json", "{}");
   Write("adapter_model.safetensors", MakeSafetensors({{"a", DType::kF32, {1}, {5}}}));

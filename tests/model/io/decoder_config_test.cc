@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "fmt/format.h"
 #include "forebay/base/errors.h"
 #include "forebay/base/file.h"
 #include "forebay/model/families.h"
@@ -445,6 +446,26 @@ TEST_F(ModelFolder, SaysWhatAFolderWithoutConfigLacks) {
   const absl::Status status = ReadDecoderConfig(directory_).status();
   EXPECT_EQ(ExitCodeOf(status), ExitCode::kBadInput);
   EXPECT_THAT(MessageOf(status), AllOf(HasSubstr(directory_), HasSubstr("has no config.json")));
+}
+
+TEST_F(ModelFolder, SaysWhereTheModelIsThatIsMeant) {
+  const auto message = [](const std::string& path) {
+    return std::string(MessageOf(ReadDecoderConfig(path).status()));
+  };
+  EXPECT_THAT(message("meta-llama/Llama-2-7b-hf"), HasSubstr("hf download NAME"));
+  for (const std::string inner : {"checkpoint-10", "snapshots/abc"}) {
+    const std::string folder = JoinPath(directory_, inner);
+    std::filesystem::create_directories(folder);
+    ASSERT_TRUE(WriteFileAtomically(JoinPath(folder, "config.json"), "{}").ok());
+    EXPECT_THAT(message(directory_), HasSubstr(fmt::format("as '{}' does", folder)));
+    EXPECT_THAT(message(JoinPath(folder, "config.json")), HasSubstr("is given as the folder"));
+  }
+  std::filesystem::remove_all(JoinPath(directory_, "checkpoint-10"));
+  std::filesystem::remove_all(JoinPath(directory_, "snapshots"));
+  const std::string gguf = JoinPath(directory_, "model.gguf");
+  ASSERT_TRUE(WriteFileAtomically(gguf, "GGUF").ok());
+  for (const std::string& path : {gguf, directory_})
+    EXPECT_THAT(message(path), HasSubstr(fmt::format("forebay data gguf --gguf={}", gguf)));
 }
 
 TEST_F(ModelFolder, SaysThatAFolderHasAnAdapterAlone) {
