@@ -21,6 +21,11 @@ __all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "checkpointing",
            "initialize", "install", "ops", "runtime", "zero"]
 
 
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"forebay.deepspeed has no '{name}'. What it has is in docs/pytorch.md; scripts that need more of an installed "
+                         "DeepSpeed keep 'import deepspeed' and call forebay.deepspeed.install() first")
+
+
 def install() -> None:
     """Puts the engine under an installed DeepSpeed 0.19: `transformers.Trainer(deepspeed=JSON)`, accelerate and scripts
     that `import deepspeed` then run on it. Call it before they import names from DeepSpeed; again, it does nothing.

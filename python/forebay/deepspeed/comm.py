@@ -1,8 +1,11 @@
-"""The ranks that a launcher has started, this process being one of them; without a launcher there is one."""
+"""The ranks that a launcher has started, this process being one of them; without a launcher there is one. All else, such as
+all_reduce, is torch.distributed's."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch.distributed
 
 from forebay.deepspeed import _process_group
 from forebay.ranks import Ranks
@@ -46,6 +49,10 @@ def is_initialized() -> bool:
 def barrier(group: Any = None) -> None:
     """Returns when every rank has called it."""
     ranks().barrier()
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(torch.distributed, name)
 
 
 __all__ = ["barrier", "get_local_rank", "get_rank", "get_world_size", "init_distributed", "is_initialized", "ranks"]

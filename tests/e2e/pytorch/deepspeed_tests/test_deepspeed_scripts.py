@@ -30,7 +30,7 @@ engine, *_ = deepspeed.initialize(model=model, config={"train_batch_size": 2, "o
 engine.backward(engine(torch.ones(2, 3)).sum())
 engine.step()
 ones = torch.ones(2)
-torch.distributed.all_reduce(ones)
+deepspeed.comm.all_reduce(ones)
 print(torch.distributed.get_rank(), torch.distributed.get_world_size(), ones.tolist(), deepspeed.comm.get_rank())
 """
 
@@ -44,6 +44,12 @@ def test_torch_distributed_is_there_and_taken_down(asks_for_nccl):
 
 
 OVERFLOWS = [1, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1]
+
+
+def test_what_is_not_there_says_where_it_is():
+    assert not hasattr(deepspeed, "pipe")
+    with pytest.raises(AttributeError, match="no 'pipe'.*docs/pytorch.md.*install"):
+        deepspeed.pipe  # noqa: B018
 
 
 def lines_of_zero(power, window, hysteresis, consecutive):
