@@ -39,7 +39,8 @@ def check_messages(messages, where):
 
 def _check_message(message, number, where):
     if not isinstance(message, dict) or "role" not in message:
-        found = f"has {', '.join(map(repr, message))}" if isinstance(message, dict) and message else f"is a JSON {json_type(message)}"
+        keys = ", ".join(map(repr, message)) if isinstance(message, dict) else ""
+        found = f"has {keys}" if keys else f"is a JSON {json_type(message)}"
         raise BadInputError(f"{where}: message {number} must be an object with 'role' and 'content'; it {found}")
     check_text(message["role"], f"the role of message {number}", where)
     calls = message.get("tool_calls")

@@ -5,10 +5,12 @@ One row is in memory at a time, or a few of Parquet. Not for: what a row's colum
 
 import codecs
 import contextlib
+import functools
 import gzip
 import io
 import itertools
 import json
+import operator
 import os
 import sys
 import zlib
@@ -365,6 +367,6 @@ def _parquet_rows(path, columns):
                 return
             for row in rows:
                 number += 1
-                yield Row(f"{path}: row {number}", number, lambda: number / num_rows, row, unread)
+                yield Row(f"{path}: row {number}", number, functools.partial(operator.truediv, number, num_rows), row, unread)
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInputError(f"'{path}' cannot be read as a Parquet file ({error}): it is damaged, or something else") from None

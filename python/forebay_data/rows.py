@@ -56,7 +56,8 @@ def _messages(name):
         system, first = _system(columns, where), turns[0]
         if system and isinstance(first, dict) and first.get("role") == "system":
             if first.get("content") != columns["system"]:
-                raise BadInputError(f"{where}: 'system' and the first turn of '{name}' are two system prompts: leave one out")
+                raise BadInputError(f"{where}: 'system' and the first turn of '{name}' are two system prompts: leave one "
+                                    "out")
             system = []
         return _chat(system + turns, columns)
     return convert

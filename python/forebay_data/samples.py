@@ -123,7 +123,8 @@ class SampleReader:
         if first is None:
             return
         if begins_with_a_row(first):
-            self._notes.add(file.path, "it looks like rows and is read as one text, for its name: name it .jsonl if its rows are meant")
+            self._notes.add(file.path, "it looks like rows and is read as one text, for its name: name it .jsonl if its "
+                                       "rows are meant")
         with opened(file) as (stream, done), Progress(f"tokenizing {os.path.basename(file.path)}", 1) as progress:
             yield from self._long_text(file.path, _watched(text_chunks(stream, file.path), done, progress))
 
@@ -135,6 +136,12 @@ class SampleReader:
                 try:
                     kind, record = self._rows.record(row)
                     check_record(kind, record, row.where)
+                except BadInputError as error:
+                    self._on_bad_row(error)
+                    continue
+                if kind == "messages":
+                    self._require_template(row.where)
+                try:
                     is_long = kind == "text" and len(record["text"]) > LONG_TEXT_CHARS
                     texts, make = ([], None) if is_long else plans[kind](row.where, record)
                 except BadInputError as error:
@@ -217,12 +224,14 @@ class SampleReader:
             return self._fit(_sample(where, "prompt", tokens, np.arange(len(tokens)) >= len(before)))
         return [prompt, prompt + completion], make
 
-    def _plan_chat(self, where, record):
+    def _require_template(self, where):
         try:
             if self._template is None:
                 self._template = self._load_template()
         except BadInputError as error:
             raise BadInputError(f"{where}: {error}") from None
+
+    def _plan_chat(self, where, record):
         messages, is_trained = trained_turns(record["messages"], where)
         roles = dict.fromkeys(message["role"] for message in messages)
         for role in [role for role in roles if role not in STANDARD_ROLES]:
@@ -256,7 +265,8 @@ class SampleReader:
                 trained[position_of[begin]:position_of[end]] = True
             sample = self._fit(_sample(where, "messages", tokens, trained))
             if "assistant" not in roles:
-                sample.untrained = f"no turn of the assistant says anything: its roles are {_quoted(roles)}, and none is 'assistant'"
+                sample.untrained = (f"no turn of the assistant says anything: its roles are {_quoted(roles)}, and none is "
+                                    "'assistant'")
             return sample
         return list(texts) if size_bytes <= GROUP_BYTES else [], make
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from . import packed_file
-from .errors import UsageError, count_of, warn
+from .errors import UsageError, count_of, shortened, warn
 from .pack import MAX_SEQ, accept_packed, info_of, make_reader, pack_samples, report_of, require_same_tokenizer, settle_seq
 from .row_packer import RowPacker
 from .sources import find_sources
@@ -64,7 +64,7 @@ def check(options):
         nonlocal num_problems
         num_problems += 1
         if len(problems) < MAX_PROBLEMS_SHOWN:
-            problems.append(message)
+            problems.append(shortened(message))
 
     packer = RowPacker(options.seq)
     notes = pack_samples(make_reader(sources, options, config, tokenizer, on_problem, find_all=True), packer,

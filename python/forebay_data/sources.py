@@ -109,7 +109,8 @@ def _source_at(path, weight):
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        hub = f". A data set of the Hugging Face Hub is fetched first: hf download --repo-type=dataset {path} --local-dir=FOLDER"
+        hub = (". A data set of the Hugging Face Hub is fetched first: hf download --repo-type=dataset "
+               f"{path} --local-dir=FOLDER")
         raise BadInputError(f"'{path}' does not exist: {DATA_FILE}{hub if _HUB_NAME.fullmatch(path) else ''}") from None
     if stat.S_ISDIR(mode):
         return _folder(path, weight)
@@ -149,7 +150,8 @@ def _folder(folder, weight):
     if not found:
         cures = {cure for path in others if (cure := _CURES.get(os.path.splitext(path)[1]))}
         raise BadInputError(f"'{folder}' is a folder without data: none of its files is named {', '.join(SUFFIXES)}, or one of "
-                            f"these with {' or '.join(COMPRESSIONS)} after it" + "".join(f": {cure}" for cure in sorted(cures)[:1]))
+                            f"these with {' or '.join(COMPRESSIONS)} after it"
+                            + "".join(f": {cure}" for cure in sorted(cures)[:1]))
     found.sort(key=lambda file: file.path)
     _refuse_held_out(folder, found)
     notes = [f"the folder '{folder}' has {len(found):,} file{'s' * (len(found) > 1)} of data: "

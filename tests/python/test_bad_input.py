@@ -192,6 +192,18 @@ def test_check_lists_rows_that_cannot_be_read_too(model, tmp_path):
     assert all(any(words in problem for problem in report["problems"]) for words in wanted), report["problems"]
 
 
+def test_check_of_chats_without_a_template_says_so_once(tmp_path):
+    model = make_model(tmp_path / "m", template=None)
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    report = show.check(pack_options(model, write_lines(tmp_path / "d.jsonl", [chat] * 9), 64))
+    assert report["num_problems"] == 1 and "has no chat template" in report["problems"][0]
+
+
+def test_a_long_problem_is_cut(model, tmp_path):
+    report = show.check(pack_options(model, write_lines(tmp_path / "d.jsonl", [{"k" * 9000: 1}]), 64))
+    assert len(report["problems"][0]) < 2100 and " [...] " in report["problems"][0]
+
+
 def test_check_counts_eos_and_doubled_bos(bos_model, tmp_path):
     data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"text": "<|im_start|><|im_start|>the cat"}])
     report = show.check(pack_options(bos_model, data, 64))

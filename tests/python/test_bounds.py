@@ -174,7 +174,7 @@ def test_a_huge_line_is_refused_with_its_size_the_limit_and_the_cure(tmp_path, b
 def test_a_line_of_excess_is_named(tmp_path, line, words):
     model = make_model(tmp_path / "model")
     (tmp_path / "d.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
-    message = refusal("check", f"--model={model}", f"--data={tmp_path / 'd.jsonl'}")
+    message = refusal("pack", f"--model={model}", f"--data={tmp_path / 'd.jsonl'}", f"--out={tmp_path / 'out'}")
     assert "d.jsonl:2: " in message and words in message
 
 
@@ -190,7 +190,7 @@ def test_a_file_of_a_model_of_excess_is_named(tmp_path, name, contents, words):
     model = make_model(tmp_path / "model")
     (model / name).write_text(contents)
     data = write_lines(tmp_path / "d.jsonl", [CHAT])
-    message = refusal("check", f"--model={model}", f"--data={data}")
+    message = refusal("pack", f"--model={model}", f"--data={data}", f"--out={tmp_path / 'out'}")
     assert f"{name}'" in message and words in message
 
 
