@@ -197,7 +197,7 @@ class Engine {
   virtual void Cancel(IoOp& op) = 0;
 
   // Submits a flush and waits for it. A failure is final: every later flush of the file fails too
-  // (docs/architecture.md, "Durability").
+  // (docs/design/store.md, "While it runs").
   virtual absl::Status Flush(int file) = 0;
 
   virtual IoStats stats() const = 0;

@@ -1,7 +1,7 @@
 // Small-file and path work for every module: configuration, manifests, records, logs. Bulk
 // transfers of tensors go through aio/ instead.
 //
-// Rules (docs/architecture.md, "Files"): created 0600, never through a symbolic link, replaced
+// Rules (docs/design/trainer.md): created 0600, never through a symbolic link, replaced
 // atomically (temporary file, fsync, rename, fsync of the folder).
 #pragma once
 
@@ -61,7 +61,7 @@ absl::Status PreadAll(int fd, std::span<std::byte> data, int64_t offset_bytes,
                       std::string_view path);
 absl::Status PwriteAll(int fd, std::span<const std::byte> data, int64_t offset_bytes,
                        std::string_view path);
-// fdatasync; a failure is a StorageError and must never be retried (docs/architecture.md).
+// fdatasync; a failure is a StorageError and must never be retried (docs/design/store.md).
 absl::Status SyncFile(int fd, std::string_view path);
 
 // The whole file. BadInputError when it is missing or longer than `max_bytes`.

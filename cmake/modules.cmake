@@ -1,5 +1,5 @@
 # The folders of our C++ sources, lowest first. Every list of them is this one: what is built, which tests there are,
-# headers alone and clang-tidy. check_tree fails if it differs from the table in docs/architecture.md or from the tree.
+# headers alone and clang-tidy. check_tree fails if it differs from the table in docs/design/folders.md or from the tree.
 set(FOREBAY_MODULES
   base device memory collective aio measure step swap optimizer offload capi replay data model train doctor tools)
 # Modules whose tests also run under the sanitizers: all except those in which oneDNN and libgomp, which are not

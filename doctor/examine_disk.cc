@@ -12,7 +12,7 @@
 namespace forebay {
 namespace {
 
-// bf16 weight, the rest of its master and two moments, in two slots (docs/architecture.md).
+// bf16 weight, the rest of its master and two moments, in two slots (docs/design/numbers.md).
 constexpr int64_t kBytesPerParameter = 24;
 // The space of the smallest model in use.
 constexpr int64_t kLittleSpaceBytes = 135'000'000 * kBytesPerParameter;

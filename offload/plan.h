@@ -1,5 +1,5 @@
 // The plan of a run: how much it needs and where everything will lie, for any inventory of tensors,
-// before it starts. The arithmetic is explained in docs/architecture.md, "The plan". Pure.
+// before it starts. The arithmetic is explained in docs/design/plan.md. Pure.
 #pragma once
 
 #include <cstdint>

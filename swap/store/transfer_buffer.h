@@ -4,7 +4,7 @@
 // A buffer has one owner, which knows what is in it and when it is free again: the swapper each
 // layer of its window, the optimizer its ring of staging tiles. Nobody takes buffers from others,
 // so nobody waits for others; each owner proves beside its buffers that waiting for transfers ends
-// (docs/architecture.md, "Back-pressure").
+// (docs/design/memory.md, "Back-pressure").
 #pragma once
 
 #include <cstddef>

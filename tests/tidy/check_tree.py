@@ -1,6 +1,7 @@
 """Rules about the whole tree that no compiler checks. Run by ctest; exits 1 and lists every violation.
 
-The table of allowed includes is the one in docs/architecture.md, so that page and test cannot differ.
+The table of allowed includes is the one in docs/design/folders.md, so that page and test cannot differ. The map,
+docs/architecture.md, stays short and names every room.
 """
 
 import pathlib
@@ -9,6 +10,10 @@ import sys
 
 MAX_LINES = 600
 MAX_COLUMNS = 100
+ARROWS = "docs/design/folders.md"
+MAP = "docs/architecture.md"
+MAX_MAP_LINES = 250
+MAX_MAP_COLUMNS = 125
 # May include anything of ours, and headers beside them: they sit above every module.
 UNRESTRICTED = {"tests", "bench"}
 # Third-party headers that belong to one place: what leaks here cannot be replaced there.
@@ -28,9 +33,9 @@ OWN_MACROS = {
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
-def read_arrows(architecture):
+def read_arrows(page):
     """The rows of the table after the marker: {"swap": {"base", ...}, "swap/store": {"swap/tiles", ...}}."""
-    text = architecture.read_text()
+    text = page.read_text()
     marker = text.index("<!-- arrows -->")
     arrows = {}
     for line in text[marker:].splitlines()[1:]:
@@ -41,18 +46,18 @@ def read_arrows(architecture):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         folder = re.fullmatch(r"`([\w/]+)/`", cells[0])
         if folder:
-            arrows[folder[1]] = set(re.findall(r"`([\w/]+)`", cells[1]))
+            arrows[folder[1]] = set(re.findall(r"[\w/]+", cells[1]))
     if not arrows:
-        raise ValueError(f"{architecture} has no table after '<!-- arrows -->'")
+        raise ValueError(f"{page} has no table after '<!-- arrows -->'")
     return arrows
 
 
 def check_room(room, target_room, arrows):
     """The problem with an include within a module, from one of its folders into another, or None."""
     if room not in arrows:
-        return f"folder '{room}' is not in the table of docs/architecture.md"
+        return f"folder '{room}' is not in the table of {ARROWS}"
     if target_room not in arrows[room]:
-        return f"{room}/ may not include {target_room}/; see the table in docs/architecture.md"
+        return f"{room}/ may not include {target_room}/; see the table in {ARROWS}"
     return None
 
 
@@ -69,9 +74,9 @@ def check_include(path, room, spelling, target, arrows):
         if module == folder:
             return check_room(room, target_room, arrows)
         if folder not in arrows:
-            return f"folder '{folder}' is not in the table of docs/architecture.md"
+            return f"folder '{folder}' is not in the table of {ARROWS}"
         if module not in arrows[folder]:
-            return f"{folder}/ may not include {module}/ ({target}); see the table in docs/architecture.md"
+            return f"{folder}/ may not include {module}/ ({target}); see the table in {ARROWS}"
         return None
     if spelling == '"' and folder not in UNRESTRICTED and (path.parent / target).exists():
         return f'"{target}": spell it "forebay/<module>/<file>.h"'
@@ -180,19 +185,32 @@ def check_modules(root, arrows):
     listed = set(re.search(r"set\(FOREBAY_MODULES\s([^)]*)\)", listing.read_text())[1].split())
     in_table = {room.split("/")[0] for room in arrows}
     for module in sorted(listed ^ in_table):
-        yield f"'{module}' is in only one of cmake/modules.cmake and the table of docs/architecture.md"
+        yield f"'{module}' is in only one of cmake/modules.cmake and the table of {ARROWS}"
     for folder in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith((".", "build"))):
         if folder.name not in listed | UNRESTRICTED and any(folder.rglob("*.cc")):
             yield f"'{folder.name}' has C++ sources and is not in cmake/modules.cmake"
 
 
+def check_map(root, arrows):
+    """The page that a newcomer reads first is short, and has a row for every room."""
+    lines = (root / MAP).read_text().splitlines()
+    if len(lines) > MAX_MAP_LINES:
+        yield f"{MAP}: {len(lines)} lines; at most {MAX_MAP_LINES}: details belong in docs/design/"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_MAP_COLUMNS:
+            yield f"{MAP}:{number}: {len(line)} columns; at most {MAX_MAP_COLUMNS}"
+    rooms = {room[1] for room in (re.match(r"\| `(\w+)/`", line) for line in lines) if room}
+    for module in sorted({room.split("/")[0] for room in arrows} - rooms):
+        yield f"{MAP}: the table of rooms has no row for '{module}'"
+
+
 def check_tree(root):
-    arrows = read_arrows(root / "docs" / "architecture.md")
+    arrows = read_arrows(root / ARROWS)
     circle = find_circle(arrows)
     if circle:
-        return [f"docs/architecture.md: folders include each other: {' -> '.join(circle)}"]
+        return [f"{ARROWS}: folders include each other: {' -> '.join(circle)}"]
     return [*(problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)),
-            *check_installed_headers(root), *check_modules(root, arrows)]
+            *check_installed_headers(root), *check_modules(root, arrows), *check_map(root, arrows)]
 
 
 def main():

@@ -19,6 +19,7 @@ TABLE = """
 
 Text after the table.
 """
+ROOMS = "".join(f"| `{room}/` | x |\n" for room in ("base", "swap", "model", "tools"))
 MODULES = "set(FOREBAY_MODULES\n  base swap model tools)\n"
 
 
@@ -26,7 +27,8 @@ class CheckTreeTest(unittest.TestCase):
     def problems_of(self, files):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            for name, contents in {"docs/architecture.md": TABLE, "cmake/modules.cmake": MODULES, **files}.items():
+            usual = {"docs/design/folders.md": TABLE, "docs/architecture.md": ROOMS, "cmake/modules.cmake": MODULES}
+            for name, contents in {**usual, **files}.items():
                 path = root / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(contents)
@@ -67,7 +69,7 @@ class CheckTreeTest(unittest.TestCase):
 
     def test_folders_that_include_each_other_are_found(self):
         table = TABLE.replace("| `base/` | |", "| `base/` | `tools` |")
-        self.assert_one_problem({"docs/architecture.md": table}, "base -> tools -> base")
+        self.assert_one_problem({"docs/design/folders.md": table}, "base -> tools -> base")
 
     def test_a_third_party_header_outside_its_place_is_found(self):
         self.assert_one_problem({"swap/b.cc": '#include "oneapi/dnnl/dnnl.hpp"\n'}, "only be included in model/")
@@ -117,11 +119,17 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem({"other/a.cc": "int x;\n"}, "'other' has C++ sources")
         self.assertEqual(self.problems_of({"tests/a.cc": "int x;\n"}), [])
 
+    def test_a_map_that_lacks_a_room_or_grows_is_found(self):
+        self.assert_one_problem({"docs/architecture.md": ROOMS.replace("| `swap/` | x |\n", "")}, "no row for 'swap'")
+        self.assert_one_problem({"docs/architecture.md": ROOMS + "\n" * 247}, "251 lines")
+        self.assert_one_problem({"docs/architecture.md": ROOMS + "x" * 126}, "docs/architecture.md:5: 126 columns")
+        self.assertEqual(self.problems_of({"docs/architecture.md": ROOMS + "\n" * 246}), [])
+
     def test_a_missing_table_is_an_error(self):
         with self.assertRaises(ValueError):
-            self.problems_of({"docs/architecture.md": "no table here"})
+            self.problems_of({"docs/design/folders.md": "no table here"})
         with self.assertRaises(ValueError):
-            self.problems_of({"docs/architecture.md": "<!-- arrows -->\n\ntext\n"})
+            self.problems_of({"docs/design/folders.md": "<!-- arrows -->\n\ntext\n"})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ PROGRAM = re.compile(r"^(?:<!-- source: (?P<source>[^>]*?) -->\n)?```cpp\n(?P<te
 
 
 def documents_of(root):
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md")),
+    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md")),
             *sorted((root / "examples").glob("*.md"))]
 
 

@@ -18,7 +18,8 @@ ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 NO_MODULES = {"tests", "bench", "examples", "build"}
 MODULES = sorted({path.relative_to(ROOT).parts[0] for path in ROOT.glob("[a-z]*/**/*.cc")} - NO_MODULES)
 GATES = [".clang-tidy", ".clang-format", "scripts/format", "cmake/modules.cmake", "cmake/forebay_library.cmake",
-         "cmake/check_headers.cmake", "docs/architecture.md", "tests/tidy/clang_tidy.sh", "tests/tidy/check_tree.py"]
+         "cmake/check_headers.cmake", "docs/architecture.md", "docs/design/folders.md", "tests/tidy/clang_tidy.sh",
+         "tests/tidy/check_tree.py"]
 PROJECT = """
 cmake_minimum_required(VERSION 3.23)
 project(planted LANGUAGES CXX)
