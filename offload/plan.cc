@@ -371,7 +371,7 @@ class Planner {
          "--set=tile_elems"},
     };
     if (!files_.records) {
-      terms.push_back({"first values", FirstValuesBytes(tiles_), 0, "--tile_elems"});
+      terms.push_back({"first values", FirstValuesBytes(tiles_), 0, "--set=tile_elems"});
     }
     terms.insert(terms.end(), inputs_.step_memory.begin(), inputs_.step_memory.end());
     if (activations_.num_buffers > 0) {

@@ -15,12 +15,12 @@ namespace forebay {
 // layer come from the first to the last.
 struct LayerGradient {
   int layer = -1;
-  std::span<const std::byte> bytes;  // of the elements; addresses on `device`
-  DType dtype = DType::kF32;         // kF32, or the type in which gradients are held (then in RAM)
+  std::span<const std::byte> bytes = {};  // of the elements; addresses on `device`
+  DType dtype = DType::kF32;  // kF32, or the type in which gradients are held (then in RAM)
   int64_t first_elem = 0;
   // The layer's tensors that got no gradient, by their index in the inventory. They are left alone,
   // and what `bytes` has in their places does not matter. The same with each part of a layer.
-  std::span<const int> missing;
+  std::span<const int> missing = {};
   DeviceKind device = DeviceKind::kHost;
   Event* ready = nullptr;  // when the elements are complete; nullptr: now
   // Who takes gradients on a device, and returns before it has read them, records here when it has:
@@ -28,7 +28,7 @@ struct LayerGradient {
   Event* taken = nullptr;
   // Of gradients that were rounded to the type in which they are held: for each kNormBlockElems of
   // them the sum of their squares. Empty: these are summed as the gradient is taken.
-  std::span<const double> block_squares;
+  std::span<const double> block_squares = {};
 
   int64_t num_elems() const { return std::ssize(bytes) / SizeOf(dtype); }
   int64_t end_elem() const { return first_elem + num_elems(); }

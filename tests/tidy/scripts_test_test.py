@@ -84,7 +84,7 @@ class ScriptsTestTest(unittest.TestCase):
         (self.root / "other_code").write_text("1")
         text = self.run_script("--all", code=1)
         self.assertEqual(len(self.runs()), 7)
-        self.assertRegex(text, r"unit and end-to-end tests \(part [1-5]/5 of the cases of pytest\): FAILED")
+        self.assertRegex(text, r"unit and end-to-end tests \(part [1-6]/6 of the cases of pytest\): FAILED")
         self.assertIn("scripts/test: FAILED", text)
 
     def test_suites_that_are_left_out_are_named_in_the_last_lines(self):

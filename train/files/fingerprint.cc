@@ -146,7 +146,8 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
   std::string differences;
   for (const auto& [key, value] : now.items()) {
     // A run of an earlier version knows nothing of an option that came later, and had its default.
-    const bool is_new = !of_run.contains(key) && FindOption(key) != nullptr;
+    const OptionSpec* const option = FindOption(key);
+    const bool is_new = !of_run.contains(key) && option != nullptr;
     const Json before = of_run.contains(key) ? of_run.at(key)
                         : is_new             ? Json(OptionText(TrainOptions{}, key))
                                              : Json();
@@ -155,8 +156,9 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
       differences += fmt::format("\n  {} (digest {} in the run, {} now)", contents, before.dump(),
                                  value.dump());
     } else {
-      differences += fmt::format("\n  --{}: the run has {}, this command has {}", key,
-                                 before.dump(), value.dump());
+      differences += fmt::format("\n  {}: the run has {}, this command has {}",
+                                 option == nullptr ? "--" + key : GivenAs(*option), before.dump(),
+                                 value.dump());
     }
   }
   if (differences.empty()) return absl::OkStatus();

@@ -39,7 +39,7 @@ struct LrScheduleOptions {
 
 struct ScheduledRates {
   double lr = 0;
-  // In place of those of --betas.
+  // In place of those of the option betas.
   std::optional<double> beta1;
   std::optional<double> beta2;
 };

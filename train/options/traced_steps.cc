@@ -38,10 +38,11 @@ absl::StatusOr<StepRange> TracedSteps(const TrainOptions& options, int64_t first
     return StepRange{first, std::min(first + kStepsUnlessSaid - 1, last_step)};
   }
   if (said.first >= first_step && said.last <= last_step) return said;
-  return UsageError(fmt::format(
-      "--trace_steps={}-{}: this process trains the steps {} to {}. Name some of those, or leave "
-      "it out",
-      said.first, said.last, first_step, last_step));
+  return UsageError(
+      fmt::format("--set=trace_steps={}-{}: this process trains the steps {} to {}. Name some of "
+                  "those, or leave "
+                  "it out",
+                  said.first, said.last, first_step, last_step));
 }
 
 }  // namespace forebay

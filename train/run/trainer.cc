@@ -122,6 +122,7 @@ class TrainingRun {
     return waits;
   }
   int64_t committed_step() const { return layers().committed_step(); }
+  int64_t kept_step() const { return session_->store().files().records ? committed_step() : -1; }
   void Note(const std::string& line) { observer_.OnNote(line); }
 
   const ResolvedOptions& resolved_;
@@ -447,7 +448,7 @@ absl::StatusOr<bool> TrainingRun::Advance(int64_t step, const StepResult& result
   if (!is_finite) {
     // Where that fails, AfterError says what is lost; this error stays the one to report.
     SaveWhatIsDone().IgnoreError();
-    return NotFiniteError({step, WhereNotFinite(result), committed_step()}, result.loss);
+    return NotFiniteError({step, WhereNotFinite(result), kept_step()}, result.loss);
   }
   FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
   return true;
@@ -462,7 +463,7 @@ absl::Status TrainingRun::AfterOverflow(int64_t step, const std::string& where) 
     return absl::OkStatus();
   }
   SaveWhatIsDone().IgnoreError();
-  return NotFiniteError({step, where, committed_step()}, advanced, loss_scale);
+  return NotFiniteError({step, where, kept_step()}, advanced, loss_scale);
 }
 
 // The words that the commit of the released step carries.

@@ -11,7 +11,7 @@ namespace forebay {
 struct NotFinite {
   int64_t step = 0;
   std::string where;           // "the loss", or "the gradient of 'layers.0'"
-  int64_t committed_step = 0;  // what of the run is saved
+  int64_t committed_step = 0;  // what of the run is saved; -1: nothing of it is kept
 };
 
 // NumericalError. Without a loss scale; `loss`: of the step.

@@ -155,7 +155,7 @@ def test_resuming_with_other_rules_names_the_difference(forebay, begun, changes)
     out, before = begun
     refused = forebay.run("train", "--resume", out=out, check=False, **changes)
     assert refused.returncode == 2, refused.stderr
-    assert f"--{next(iter(changes))}: the run has" in refused.stderr, refused.stderr
+    assert f"{flag_of(next(iter(changes)), '')[:-1]}: the run has" in refused.stderr, refused.stderr
     assert forebay.digest(out) == before
 
 

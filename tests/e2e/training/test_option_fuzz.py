@@ -181,7 +181,7 @@ def spell(rng, settings, folder):
         elif way == "section":
             groups.append(["--set", f"{section}.{key}={text}"])
         elif way == "hyphens":
-            groups.append([f"--{key.replace('_', '-')}={text}"])
+            groups.append([flag_of(key.replace('_', '-'), text)])
         else:
             groups.append([flag_of(key, text)])
     if config:

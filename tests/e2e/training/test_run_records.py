@@ -401,7 +401,7 @@ def test_each_field_of_recorded_settings_is_checked(forebay, stopped, whole):
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("value", [2**64, 2**63, 2**31, -1, -2**63, 1e300, "x", {}, [2**64], [[1]], ["x"]])
+@pytest.mark.parametrize("value", [2**64, 2**63, 2**31, -2**63, 1e300, "x", {}, [2**64], [[1]], ["x"]])
 def test_a_token_that_ends_a_text_must_be_one(forebay, task, tmp_path, name, value):
     model = shutil.copytree(task["model"], tmp_path / "model")
     path = pathlib.Path(model) / name

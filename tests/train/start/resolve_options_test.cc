@@ -195,7 +195,7 @@ class ResumedRun : public ConfigFile {
   }
 };
 
-TEST_F(ResumedRun, WhatWasRemovedSinceIsIgnoredAndNotedIfItWasGiven) {
+TEST_F(ResumedRun, WhatWasRemovedSinceIsIgnored) {
   SaveRun({{"lr", "0.5"}});
   const std::string file = folder_.Path("resolved_config.json");
   Json settings = *ReadJsonFile(file, 1 << 20);
@@ -204,8 +204,13 @@ TEST_F(ResumedRun, WhatWasRemovedSinceIsIgnoredAndNotedIfItWasGiven) {
   ASSERT_TRUE(WriteFileAtomically(file, settings.dump()).ok());
   const auto resumed = ResolveOptions(InRun({{"resume", "true"}}), OptionsUse::kTrain);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
-  EXPECT_THAT(resumed->notes,
-              testing::ElementsAre(HasSubstr("'scrub_every' of the run is no more")));
+  EXPECT_EQ(resumed->options.lr, 0.5);
+  // As the configuration of another run it is noted if somebody gave it.
+  OptionInputs of_another = TrainInputs();
+  of_another.config_file = file;
+  const auto begun = ResolveOptions(of_another, OptionsUse::kTrain);
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_THAT(begun->notes, testing::ElementsAre(HasSubstr("'scrub_every' of the run is no more")));
 }
 
 TEST_F(ResumedRun, TakesOverTheSettingsOfTheRun) {
@@ -389,7 +394,7 @@ TEST(ResolveOptions, WrongArgumentsOfTheOptimizerAreNamed) {
   EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "eps"}})),
               HasSubstr("'eps' has no value: write eps=VALUE"));
   EXPECT_THAT(MessageFor(TrainInputs({{"optimizer_args", "betas=0.8"}})),
-              HasSubstr("--optimizer_args=betas is 0.8; allowed: two numbers"));
+              HasSubstr("--optimizer_args=betas is '0.8'; allowed: two numbers"));
   EXPECT_THAT(MessageFor(TrainInputs({{"loss_scaling_args", "eps=1"}})),
               HasSubstr("--loss_scaling_args: there is no argument 'eps'"));
 }
