@@ -1,5 +1,5 @@
-"""The ranks that a launcher has started, this process being one of them; without a launcher there is one. All else, such
-as all_reduce, is torch.distributed's."""
+"""The ranks that a launcher has started, this process being one of them; without a launcher there is one. All else,
+such as all_reduce, is torch.distributed's."""
 
 from __future__ import annotations
 
