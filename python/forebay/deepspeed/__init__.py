@@ -22,8 +22,9 @@ __all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "checkpointing",
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(f"forebay.deepspeed has no '{name}'. What it has is in docs/pytorch.md; scripts that need more "
-                         "of an installed DeepSpeed keep 'import deepspeed' and call forebay.deepspeed.install() first")
+    raise AttributeError(f"forebay.deepspeed has no '{name}'. What it has is in docs/pytorch.md; scripts that need "
+                         "more of an installed DeepSpeed keep 'import deepspeed' and call "
+                         "forebay.deepspeed.install() first")
 
 
 def install() -> None:
