@@ -89,7 +89,7 @@ Check OfCublasLt(const CudaInfo& cuda) {
   return GpuCheck("cublaslt", Verdict::kFail, "not found", cuda.why_no_cublaslt);
 }
 
-// Between GPUs of one run alone, which go through RAM without it.
+// Only between GPUs of one run, which go through RAM without it.
 Check OfNccl(const GpuFacts& gpu) {
   if (!gpu.nccl_file.empty()) return GpuCheck("nccl", Verdict::kOk, gpu.nccl_file);
   if (gpu.cuda.gpus.size() < 2) {

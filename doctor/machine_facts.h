@@ -59,7 +59,7 @@ struct GpuFacts {
 };
 // All but what is of CUDA and NCCL.
 GpuFacts AskBus(const std::string& root = "");
-// Those alone, without the cards.
+// Only those, without the cards.
 GpuFacts AskGpuLibraries();
 
 struct MachineFacts {

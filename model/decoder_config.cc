@@ -224,7 +224,7 @@ std::string CureOf(const std::string& path) {
     return fmt::format(
         "{}; one of the Hugging Face Hub is fetched first: hf download NAME --local-dir=FOLDER",
         kHolds);
-  // Of a cache of the Hub, and of what a trainer wrote.
+  // A cache of the Hub, or what a trainer wrote, has the model in a folder of its own.
   for (const std::string& folder : {JoinPath(path, "snapshots"), path}) {
     const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
     for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {

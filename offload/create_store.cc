@@ -42,7 +42,7 @@ void FillTile(std::span<const float> master, const TileRun& run) {
 // Fills tiles with what they have of each tensor.
 class TilesOfTensors {
  public:
-  // `master`: of the longest tile.
+  // `master`: as long as the longest tile.
   TilesOfTensors(TileMap tiles, Inventory inventory, TensorFiller fill, HostBuffer master)
       : tiles_(std::move(tiles)),
         inventory_(std::move(inventory)),

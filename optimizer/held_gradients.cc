@@ -194,10 +194,22 @@ absl::Status HeldGradients::CheckHand(const LayerGradient& gradient, NextGradien
         "or a part of it: a multiple of {}",
         name_of(layer), num_elems, most, kNormBlockElems));
   }
-  if (gradient.dtype == DType::kF32 || gradient.dtype == dtype_) return absl::OkStatus();
+  const bool is_in_ram = gradient.device == DeviceKind::kHost;
+  const auto num_blocks = static_cast<size_t>(num_elems / kNormBlockElems);
+  const bool has_squares = !gradient.block_squares.empty();
+  if (has_squares && (gradient.dtype != dtype_ || gradient.block_squares.size() != num_blocks)) {
+    return UsageError(
+        fmt::format("optimizer: the gradient of layer '{}' comes with {} sums of squares, and has "
+                    "{} blocks of {}. Give those of each block as it is held, in {}, or none",
+                    name_of(layer), gradient.block_squares.size(), num_blocks,
+                    NameOf(gradient.dtype), NameOf(dtype_)));
+  }
+  if (gradient.dtype == DType::kF32 || (is_in_ram && gradient.dtype == dtype_)) {
+    return absl::OkStatus();
+  }
   return UsageError(
       fmt::format("optimizer: the gradient of layer '{}' is {}, and gradients are held in {}. Hand "
-                  "it over in that, or in fp32",
+                  "it over in that (in RAM), or in fp32",
                   name_of(layer), NameOf(gradient.dtype), NameOf(dtype_)));
 }
 

@@ -57,7 +57,7 @@ struct OffloadedOptimizer::Impl {
   // What comes before the first part of a layer's gradient, and behind its last one.
   absl::Status BeginTaking(int layer, std::span<const int> missing);
   void EndTaking(int layer);
-  // Of a gradient that is in RAM.
+  // Takes a gradient that is in RAM.
   absl::Status Take(const LayerGradient& gradient, ThreadPool& compute);
   // A gradient on the device. Requires: it fits, as CheckHand has it.
   absl::Status BringFromDevice(const LayerGradient& gradient, ThreadPool& compute);

@@ -83,7 +83,7 @@ class Machine:
         return self.call([HERE / "bin" / name, *arguments], seconds)
 
     def lacks_gb(self, size):
-        """Of the disk, for a model of that shape in bf16."""
+        """What a model of that shape in bf16 takes on the disk."""
         return (2 * self.manifest["params"][size] - shutil.disk_usage(self.work).free) / 1e9
 
     def make_model(self, size):

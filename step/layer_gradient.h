@@ -26,13 +26,13 @@ struct LayerGradient {
   // Who takes gradients on a device, and returns before it has read them, records here when it has:
   // they are not overwritten before. nullptr: they may be when it returns.
   Event* taken = nullptr;
-  // Of gradients that were rounded to the type in which they are held: for each kNormBlockElems of
-  // them the sum of their squares. Empty: these are summed as the gradient is taken.
+  // If the elements were rounded to the type in which they are held: the sum of squares of each
+  // kNormBlockElems. Empty: these are summed as the gradient is taken.
   std::span<const double> block_squares = {};
 
   int64_t num_elems() const { return std::ssize(bytes) / SizeOf(dtype); }
   int64_t end_elem() const { return first_elem + num_elems(); }
-  // Requires: of kF32.
+  // Requires: dtype is kF32.
   std::span<const float> floats() const {
     FOREBAY_CHECK(dtype == DType::kF32);
     return {reinterpret_cast<const float*>(bytes.data()), static_cast<size_t>(num_elems())};

@@ -27,7 +27,7 @@ class Command {
   virtual void Declare(CLI::App& app) = 0;
   // True: Run is called with unknown flags too and reports them among other problems.
   virtual bool ReportsUnknownFlags() const { return false; }
-  // What --help_all prints behind the help; "": there is no such flag.
+  // What --help_all prints after the help; "": there is no such flag.
   virtual std::string MoreHelp() const { return ""; }
   // Prints results to stdout, progress to stderr. The error it returns is printed by the caller.
   virtual absl::Status Run(const CommandContext& context) = 0;

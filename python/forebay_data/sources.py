@@ -26,14 +26,14 @@ _WEIGHT = re.compile(r"[0-9.]{1,20}(/[0-9]{1,20})?")
 DATA_FILE = "--data names .txt, .jsonl, .json or .parquet files, folders of them, or one packed file"
 _NAMES_SHOWN = 8
 _HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
-# Of files that hold data in other forms.
+# Names of files that hold data in other forms.
 _TO_JSON_LINES = "write its rows as JSON lines (with the package 'datasets': load_{}.to_json('data.jsonl'))"
 _CURES = {
     **dict.fromkeys((".csv", ".tsv"), _TO_JSON_LINES.format("dataset('csv', data_files='FILE', split='train')")),
     ".arrow": _TO_JSON_LINES.format("from_disk('FOLDER')"),
     **dict.fromkeys((".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".rar"), "unpack it first"),
 }
-# What 'datasets' and the Hub leave beside data.
+# What 'datasets' and the Hub leave next to data.
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 # Parts of published data that are for testing, by the first word of a file's or folder's name.
 _HELD_OUT = {"test", "tests", "testing", "val", "valid", "validation", "dev", "eval", "evaluation"}

@@ -40,9 +40,9 @@
 namespace forebay {
 
 // The files of a store. Without `records` it ends with its object, and its files with it: nobody
-// opens it again, and no checksum, record or manifest is written. Of such a store weights, or
-// state, may be in no file: they are read once, as StoreOptions::first_values has them, and what
-// is written of them is dropped. Where nothing is in files, it makes no folder either.
+// opens it again, and no checksum, record or manifest is written. Such a store may have weights, or
+// state, in no file: they are read once, as StoreOptions::first_values has them, and what is
+// written of them is dropped. If nothing is in files, it makes no folder either.
 struct StoreFiles {
   bool weights = true;
   bool state = true;
@@ -68,7 +68,7 @@ struct StoreOptions {
   // (aio/folding_engine.h).
   bool unfilled = false;
   StoreFiles files;
-  // Of what is in no file, the values at the first commit. Given one half of a tile, the other is
+  // The values at the first commit of what is in no file. Given one half of a tile, the other is
   // empty. Used by the threads that read, one at a time, until ForgetFirstValues.
   TileFiller first_values;
   // For who has to know it before there is a store (NewStoreUuid); empty: a new one.

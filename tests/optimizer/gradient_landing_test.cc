@@ -157,7 +157,13 @@ TEST_F(GradientLandingTest, MistakesChangeNothing) {
     EXPECT_THAT(MessageOf(status), HasSubstr(message));
   };
   misuse(run->Hand(3, 1), "the gradient of layer 'head' is handed over twice");
-  misuse(run->HandOver(2, std::vector<float>(2048)), "with 2048 elements, and the layer has");
+  misuse(run->HandOver(2, std::vector<float>(2047)), "with 2047 elements, and the layer has");
+  const std::vector<uint16_t> in_bf16(2048);
+  const LayerGradient rounded = {.layer = 2,
+                                 .bytes = std::as_bytes(std::span(in_bf16)),
+                                 .dtype = DType::kBF16,
+                                 .device = DeviceKind::kCuda};
+  misuse(run->optimizer().Hand(rounded, run->pool()), "in that (in RAM), or in fp32");
   misuse(run->HandOver(2, GradientOf(inventory, 2, 1), std::vector{9}), "tensor 9 is said to be");
   misuse(run->optimizer().FinishBackward().status(), "no gradient of layer 'embed' was");
   for (const int layer : {2, 1, 0}) ASSERT_TRUE(run->Hand(layer, 1).ok());

@@ -403,6 +403,10 @@ TEST_F(TensorUpdatesBehaviour, WhatIsHandedOverWronglyIsRefusedAndTheStepGoesOn)
   const LayerGradient in_fp16 = {
       .layer = 1, .bytes = elsewhere.bytes.first(elsewhere.bytes.size() / 2), .dtype = DType::kF16};
   ExpectMisuse(optimizer.Hand(in_fp16, run->pool()), "is fp16, and gradients are held in bf16");
+  LayerGradient with_squares = Fp32Gradient(1, gradient);
+  const std::vector<double> squares(gradient.size() / kNormBlockElems);
+  with_squares.block_squares = squares;  // of elements that are rounded after that
+  ExpectMisuse(optimizer.Hand(with_squares, run->pool()), "blocks of fp32. Give those of each");
   ASSERT_TRUE(run->Hand(0, 1).ok());
   ExpectMisuse(optimizer.FinishBackward().status(), "no gradient of layer 'layers.0' was");
   ASSERT_TRUE(run->Hand(1, 1).ok());

@@ -80,7 +80,7 @@ class Recorder : public ParamSource, public LayerCompute {
 
  protected:
   void Release(int layer, Event* done) override {
-    calls.push_back(fmt::format("release {}{}", layer, done == &event ? " behind its event" : ""));
+    calls.push_back(fmt::format("release {}{}", layer, done == &event ? " after its event" : ""));
   }
 
  private:
@@ -137,7 +137,7 @@ class LayerWalkTest : public testing::Test {
     };
     hooks.hand = [&](const LayerGradient& gradient) {
       std::string& call = recorder_.calls.emplace_back(fmt::format("hand {}", gradient.layer));
-      if (gradient.ready != nullptr) call += " behind its event";
+      if (gradient.ready != nullptr) call += " after its event";
       if (gradient.num_elems() > 0) {
         call += fmt::format(" from {}: {}", gradient.first_elem, gradient.num_elems());
       }
@@ -164,9 +164,9 @@ TEST_F(LayerWalkTest, RunsEachOperationForEveryMicroBatch) {
       recorder_.calls,
       ElementsAre("acquire 0", "forward.0 0", "forward.1 0", "keep 0", "release 0", "acquire 1",
                   "forward.0 1", "forward.1 1", "release 1", "acquire 2", "loss.0 2", "loss.1 2",
-                  "release 2 behind its event", "commit", "hand 2", "acquire 1", "recompute.0 1",
+                  "release 2 after its event", "commit", "hand 2", "acquire 1", "recompute.0 1",
                   "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
-                  "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
+                  "hand 1 after its event", "backward 0", "backward 0", "hand 0"));
   EXPECT_THAT(fractions_, ElementsAre(0.0, 0.1, 0.2, 0.5));
 }
 
@@ -178,14 +178,14 @@ TEST_F(LayerWalkTest, HandsEachPartOverBeforeTheNextIsMade) {
   const auto loss = std::ranges::find(recorder_.calls, "loss.1 2");
   EXPECT_THAT(std::vector<std::string>(std::next(loss), recorder_.calls.end()),
               ElementsAre("commit", "part.0 2", "hand 2 from 0: 3", "part.3 2", "hand 2 from 3: 2",
-                          "release 2 behind its event", "acquire 1", "recompute.0 1",
-                          "backward.0 1", "recompute.1 1", "backward.1 1", "drop 0", "release 1",
-                          "hand 1 behind its event", "backward 0", "backward 0", "hand 0"));
+                          "release 2 after its event", "acquire 1", "recompute.0 1", "backward.0 1",
+                          "recompute.1 1", "backward.1 1", "drop 0", "release 1",
+                          "hand 1 after its event", "backward 0", "backward 0", "hand 0"));
   recorder_.calls.clear();
   recorder_.fails_at = "hand 2 from 0: 3";
   EXPECT_FALSE(Run(operations).ok());
   EXPECT_EQ(recorder_.calls[recorder_.calls.size() - 3], "hand 2 from 0: 3");
-  EXPECT_EQ(recorder_.calls[recorder_.calls.size() - 2], "release 2 behind its event");
+  EXPECT_EQ(recorder_.calls[recorder_.calls.size() - 2], "release 2 after its event");
 }
 
 TEST_F(LayerWalkTest, ALayerIsToldToSaveOnceBeforeItGoesForward) {

@@ -83,7 +83,7 @@ absl::Status HashMoment(Xxh3_128& hash, TensorStore& store, const TensorSpec& te
 absl::Status CheckIsKept(const std::string& run_directory, const Json& json) {
   if (json["state"] != kRunUnkept) return absl::OkStatus();
   return BadInputError(
-      fmt::format("the run in '{}' kept its state in memory alone, as --durability=none, "
+      fmt::format("the run in '{}' kept its state only in memory, as --durability=none, "
                   "--export=none and its tiers ask, and left nothing of it. To have a model, train "
                   "again into another folder without --export=none",
                   run_directory));

@@ -62,7 +62,7 @@ inline constexpr char kRunUnkept[] = "unkept";
 // CorruptError names the field of a run.json that is damaged, StorageError.
 //   format       kRunFormat
 //   state        kRunCreating until the store holds its first commit, then kRunReady; kRunUnkept
-//                where it is never on disk (CheckIsKept)
+//                if it is never on disk (CheckIsKept)
 //   stores       folders of the store: relative to the run when they lie inside, else absolute
 //   store_uuid   of the store, by which its folders are known
 //   model        the model folder that the run started from: relative when it lies in the run
@@ -94,10 +94,10 @@ std::vector<std::string> StoreDirectoriesOf(const std::string& run_directory, co
 // there is something that cannot be read and may be what is missing.
 absl::StatusOr<std::vector<std::string>> FindStoreDirectories(
     const std::string& run_directory, const std::vector<std::string>& folders);
-// BadInputError where the run keeps nothing that could be read or gone on from.
+// BadInputError if the run keeps nothing that could be read or gone on from.
 absl::Status CheckIsKept(const std::string& run_directory, const Json& json);
 // Opens the store that lies in `directories`. BadInputError of CheckIsKept, and names those that
-// are not there; CorruptError where another store lies there than that of run.json: another run may
+// are not there; CorruptError if another store lies there than that of run.json: another run may
 // have taken the folders of one that was moved. StorageError; otherwise as TensorStore::Open.
 absl::StatusOr<std::unique_ptr<TensorStore>> OpenRunStore(
     const std::string& run_directory, const std::vector<std::string>& directories, Engine* engine,

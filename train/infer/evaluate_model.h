@@ -25,7 +25,7 @@ struct EvaluateModelOptions {
 
 // `progress(what, fraction)`: may be empty. `on_note` is told what became of the data that whoever
 // gave it may not expect. BadInputError (model, data), UsageError (seq), DoesNotFitError with the
-// least --ram or --gpu_mem, EnvironmentError (no GPU, or it fails), NumericalError where the loss
+// least --ram or --gpu_mem, EnvironmentError (no GPU, or it fails), NumericalError if the loss
 // is not finite.
 absl::StatusOr<EvaluationResult> EvaluateModel(
     const EvaluateModelOptions& options,

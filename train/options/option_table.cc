@@ -179,7 +179,7 @@ std::vector<OptionSpec> OffloadRows() {
       Whole<int>("offload", "threads", &O::threads, 0, 1024,
                  "compute threads; 0: one per core that it may use"),
       Whole<int>("offload", "update_threads", &O::update_threads, 0, 1024,
-                 "threads of the optimizer's update, which runs beside the computation; 0: as many "
+                 "threads of the optimizer's update, which runs during the computation; 0: as many "
                  "as --threads"),
       Choice<EngineKind>("offload", "engine", &O::engine,
                          {{"auto", EngineKind::kAuto},
@@ -221,7 +221,7 @@ std::vector<OptionSpec> PlacementRows() {
           "offload", "activations_tier", &O::activations_tier,
           ChoicesOf({ActivationsTier::kAuto, ActivationsTier::kRam, ActivationsTier::kNvme}),
           "where activations wait for the backward pass: ram, nvme (three of them in RAM at a "
-          "time); auto: nvme where ram has no room for them"),
+          "time); auto: nvme if ram has no room for them"),
       Choice<DType>("offload", "activations_dtype", &O::activations_dtype,
                     {{"fp32", DType::kF32}, {"bf16", DType::kBF16}},
                     "of activations between layers on a CPU; bf16 halves what waits for the "
@@ -239,7 +239,7 @@ std::vector<OptionSpec> PlacementRows() {
                      "the first so many layers, without embedding and head, compute again what "
                      "--recompute says, and the others none. 0: all"),
       Whole<int64_t>("offload", "number_checkpoints", &O::number_checkpoints, 0, 65536,
-                     "segments of layers of which the input alone is kept; the backward pass reads "
+                     "segments of layers of which only the input is kept; the backward pass reads "
                      "and computes their layers once more. Of the last one all is kept. "
                      "0: one for each layer, or fewer where --recompute=auto finds that faster"),
       Choice<GradientChoice>(
@@ -252,7 +252,7 @@ std::vector<OptionSpec> PlacementRows() {
           "speculate where nothing clips and they do not fit in RAM"),
       Whole<int64_t>("offload", "speculate_layers", &O::speculate_layers, 0, 65536,
                      "layers, spread evenly, whose gradients are applied at once; those of the "
-                     "others are held. 0: as many as make the fastest step where the machine's "
+                     "others are held. 0: as many as make the fastest step if the machine's "
                      "speeds are known, else with --gradients=speculate all"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
@@ -285,10 +285,9 @@ std::vector<OptionSpec> RankRows() {
           {{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}},
           "of gradients on their way between ranks. bf16 and fp16 halve the bytes and change the "
           "result: each rank's gradients are rounded, added in fp32, and the sums rounded"),
-      Memory(
-          "offload", "reduce_bucket", &O::reduce_bucket_bytes,
-          "gradients (fp32) that are being summed over ranks at one time: a constant, also where "
-          "layers are larger; auto: 1 GiB, or as much as the largest layer"),
+      Memory("offload", "reduce_bucket", &O::reduce_bucket_bytes,
+             "gradients (fp32) that are being summed over ranks at one time: a constant, also if "
+             "layers are larger; auto: 1 GiB, or as much as the largest layer"),
       Real("offload", "rank_timeout", &O::rank_timeout,
            {.least = 0, .most = 1e6, .above_least = true},
            "seconds that one rank may keep the others waiting"),

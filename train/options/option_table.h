@@ -20,7 +20,7 @@ namespace forebay {
 // How an option is given on the command line. Each is a key of --config and --set by its name.
 enum class OptionForm : uint8_t {
   kFlag,             // --clip=1
-  kOptimizerArgs,    // --optimizer_args=eps=1e-8: of some optimizers
+  kOptimizerArgs,    // --optimizer_args=eps=1e-8
   kLossScalingArgs,  // --loss_scaling_args=hysteresis=1
   kSet,              // --set=tile_elems=1M: for measurements, and for what seldom changes
 };
@@ -56,7 +56,7 @@ const std::vector<OptionSpec>& OptionTable();
 const std::vector<std::string>& OptionSections();
 // nullptr when there is no option of that name. Hyphens count as underscores.
 const OptionSpec* FindOption(std::string_view name);
-// "--clip", "--optimizer_args=eps", "--set=tile_elems": what its value follows behind "=".
+// "--clip", "--optimizer_args=eps", "--set=tile_elems": the text before "=" and its value.
 std::string GivenAs(const OptionSpec& spec);
 // "0.9,0.999", "bf16", "true": the value of an option as a flag would spell it. Requires: the
 // option exists.

@@ -27,7 +27,7 @@ const OptionSpec* FindArgument(std::string_view flag, std::string_view name) {
   return spec != nullptr && ArgsFlag(spec->form) == flag ? spec : nullptr;
 }
 
-// Where the first argument of `text` ends.
+// The end of the first argument of `text`.
 size_t EndOfArgument(std::string_view flag, std::string_view text) {
   for (size_t end = text.find(','); end != text.npos; end = text.find(',', end + 1)) {
     const std::string_view next = text.substr(end + 1, text.find(',', end + 1) - end - 1);

@@ -261,7 +261,7 @@ absl::StatusOr<Plan> PlanAsTold(const DecoderConfig& model, const TrainOptions& 
   inputs.inventory = InventoryOf(model, part);
   inputs.reads_layers_once =
       part.of > 1 && GatheredForStage(options.zero_stage) == GatheredFor::kStep;
-  // Of several ranks one exports, and the others do not know.
+  // One of several ranks exports, and the others do not know.
   inputs.keeps_nothing = options.export_format == ExportFormat::kNone && options.num_ranks == 1;
   inputs.store_exists = options.resume;
   inputs.device_state_bytes = RoomForState(options, gpu);

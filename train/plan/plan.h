@@ -87,7 +87,7 @@ struct Plan : OffloadPlan {
 // plan for one; DoesNotFitError that names the largest terms on it. Where options leave it open of
 // how many layers gradients are applied at once, and the machine's speeds are known, these are as
 // many as make the fastest step, and so is what blocks compute again (choose_settings.h). With
-// --set=activations_tier=auto activations wait on disk where memory has no room for them. Pure.
+// --set=activations_tier=auto activations wait on disk if memory has no room for them. Pure.
 absl::StatusOr<Plan> MakePlan(const DecoderConfig& model, const TrainOptions& options,
                               const MachineLimits& limits);
 // Fills `plan.better`, for plans with more memory too than there is. Plans many times.

@@ -7,7 +7,7 @@
 namespace forebay {
 namespace {
 
-// Of the bf16 layout with everything on NVMe (docs/design/numbers.md).
+// For the bf16 layout with everything on NVMe (docs/design/numbers.md).
 constexpr double kReadShare = 14;
 constexpr double kWriteShare = 12;
 

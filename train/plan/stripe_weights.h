@@ -20,7 +20,7 @@ namespace forebay {
 struct StripeShares {
   StripeWeights weights;  // by folder
   // "--set=nvme_weights", "--bench", "measured: 2.10 and 1.00 GB/s" or "not measured: " and why; ""
-  // of one folder, of a run that goes on, and while nobody has said.
+  // for one folder, for a run that goes on, and while nobody has said.
   std::string origin;
   bool is_fixed = false;  // by the user or the store; else a plan may change them for want of room
 };

@@ -73,7 +73,7 @@ std::function<void(double)> OnSpace(TrainObserver& observer) {
       [&observer](double fraction) { observer.OnPhase("writing out the space on disk", fraction); };
 }
 
-// Their values, from the model's files. Where some are in no file of the store, they are read
+// Their values, from the model's files. If some are in no file of the store, they are read
 // twice.
 TensorFiller WeightsOf(std::shared_ptr<const ModelSource> source, const Inventory& own,
                        const std::function<bool()>& stop, TrainObserver& observer,

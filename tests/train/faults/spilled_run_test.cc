@@ -1,5 +1,5 @@
 // --set=activations_tier=nvme: the same bits in less memory, whatever else a run does, and nothing
-// lost where the disk gives back something else.
+// lost if the disk gives back something else.
 #include <cstddef>
 #include <memory>
 #include <string>

@@ -36,7 +36,7 @@ std::map<std::string, int64_t> FilesIn(const std::string& folder) {
   return files;
 }
 
-// Looks at the swap area behind each step.
+// Looks at the swap area after each step.
 class Watcher : public SilentObserver {
  public:
   explicit Watcher(std::string swap, std::function<void()> on_step = {})
