@@ -56,7 +56,7 @@ const std::vector<OptionSpec>& OptionTable();
 const std::vector<std::string>& OptionSections();
 // nullptr when there is no option of that name. Hyphens count as underscores.
 const OptionSpec* FindOption(std::string_view name);
-// "--clip", "--optimizer_args=eps", "--set=tile_elems": the text before "=" and its value.
+// "--clip", "--optimizer_args=eps", "--set=tile_elems": "=" and the value follow.
 std::string GivenAs(const OptionSpec& spec);
 // "0.9,0.999", "bf16", "true": the value of an option as a flag would spell it. Requires: the
 // option exists.
