@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 from conftest import make_model, random_rows, write_rows
-from option_flags import flag_of
 
 SEQ = 32
 # Six blocks, so that the window of three has to read some again.
@@ -19,7 +18,7 @@ class SwapBench:
         self.binary = binary
 
     def run(self, *arguments, check=True, **settings):
-        command = [self.binary, *map(str, arguments), *(flag_of(key, value) for key, value in settings.items())]
+        command = [self.binary, *map(str, arguments), *(f"--{key}={value}" for key, value in settings.items())]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr}")
