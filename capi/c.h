@@ -162,9 +162,8 @@ enum { FOREBAY_TIER_AUTO = 0, FOREBAY_TIER_RAM = 1, FOREBAY_TIER_NVME = 2 };
 /* A crash leaves one of these. AUTO takes STEP where the disks have room for two copies, or NONE */
 enum {
   FOREBAY_DURABILITY_AUTO = 0,
-  FOREBAY_DURABILITY_NONE = 1,  /* nothing, if a step was being written: there is one copy */
-  FOREBAY_DURABILITY_STEP = 2,  /* the last committed step */
-  FOREBAY_DURABILITY_REPLAY = 3 /* that, and the next one if its gradients were complete */
+  FOREBAY_DURABILITY_NONE = 1, /* nothing, if a step was being written: there is one copy */
+  FOREBAY_DURABILITY_STEP = 2  /* the last committed step */
 };
 enum {
   FOREBAY_ENGINE_AUTO = 0,
@@ -202,7 +201,7 @@ typedef struct {
   /* Not 0: gradients are applied as layers close, which they do from the last to the first, and
      every step is committed. Of several layers that of the first, which comes last, is applied when
      the layer is read next, and the commit of update() is made with that: committed_step is one
-     behind until then. For steps that are not clipped. USAGE with durability REPLAY or NONE, and
+     behind until then. For steps that are not clipped. USAGE with durability NONE, and
      with commit_every above 1. */
   int32_t update_in_backward;
   int64_t tile_elems; /* elements that are read and written at once; 0: the default */

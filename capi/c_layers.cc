@@ -47,11 +47,6 @@ absl::Status ReadNumbers(const forebay_layers_options& options, EmbeddedOptions&
 }
 
 absl::Status CheckUpdateInBackward(const forebay_layers_options& options) {
-  if (options.durability == FOREBAY_DURABILITY_REPLAY) {
-    return UsageError(
-        "update_in_backward keeps no gradients, and durability is FOREBAY_DURABILITY_REPLAY, which "
-        "applies them again after a crash. Leave one of the two out");
-  }
   if (options.durability == FOREBAY_DURABILITY_NONE) {
     return UsageError(
         "update_in_backward writes before a step is known to be right, and durability is "
@@ -86,10 +81,9 @@ absl::StatusOr<EmbeddedOptions> EmbeddedOptionsOf(const forebay_layers_options& 
   FOREBAY_ASSIGN_OR_RETURN(offload.gradients_tier,
                            TierOf(options.gradients_tier, "gradients_tier"));
   FOREBAY_ASSIGN_OR_RETURN(
-      offload.durability, Choice(options.durability,
-                                 std::array{Durability::kAuto, Durability::kNone, Durability::kStep,
-                                            Durability::kReplay},
-                                 "durability"));
+      offload.durability,
+      Choice(options.durability,
+             std::array{Durability::kAuto, Durability::kNone, Durability::kStep}, "durability"));
   FOREBAY_ASSIGN_OR_RETURN(offload.engine, EngineOf(options.engine));
   FOREBAY_ASSIGN_OR_RETURN(
       embedded.pass,
@@ -260,7 +254,6 @@ absl::StatusOr<Json> StatsJson(LayersState& state) {
   Json memory = Json::object();
   for (const auto& [purpose, bytes] : run.budget().by_purpose()) memory[purpose] = bytes;
   return Json{{"engine", run.engine_line()},
-              {"note", run.note()},
               {"read_bytes", io.read_bytes},
               {"write_bytes", io.write_bytes},
               {"wait_s", session->waits().Total()},

@@ -21,22 +21,24 @@ absl::Status CheckLayers(const PlanInputs& inputs) {
   return inputs.inventory.CheckRawLayersAreLast();
 }
 
-absl::Status CheckDelay(const PlanInputs& inputs, const OffloadOptions& options) {
+absl::Status CheckDelay(const OffloadOptions& options) {
   if (options.delay_update_from == 1) {
     return UsageError(
         "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
         "or a later step, or 0");
   }
-  if (options.delay_update_from > 0 && options.durability != Durability::kReplay) {
+  if (options.delay_update_from == 0) return absl::OkStatus();
+  if (options.commit_every < 2 || options.durability == Durability::kNone) {
     return UsageError(fmt::format(
-        "delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to hold "
-        "gradients that were made and are not applied",
+        "delay_update_from={} needs --commit_every=N, 2 or more, and --durability=step: a commit "
+        "applies the update that is delayed, so that it has to fall on the same steps in every run",
         options.delay_update_from));
   }
-  if (inputs.inventory.has_raw_layer() && options.delay_update_from > 0) {
-    return UsageError(
-        "delay_update_from: a step that computes with weights of two steps before could not be "
-        "computed again with the raw tensors that it began with. Leave it at 0");
+  if (options.gradients == GradientChoice::kSpeculate) {
+    return UsageError(fmt::format(
+        "delay_update_from={} does not go with --gradients=speculate, which applies an update in "
+        "its own step. Leave one of them out",
+        options.delay_update_from));
   }
   return absl::OkStatus();
 }
@@ -76,7 +78,7 @@ absl::Status CheckTiers(const PlanInputs& inputs, const OffloadOptions& options)
 absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& options,
                              const MachineLimits& limits) {
   FOREBAY_RETURN_IF_ERROR(CheckLayers(inputs));
-  FOREBAY_RETURN_IF_ERROR(CheckDelay(inputs, options));
+  FOREBAY_RETURN_IF_ERROR(CheckDelay(options));
   FOREBAY_RETURN_IF_ERROR(CheckActivations(inputs, options));
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(

@@ -200,7 +200,6 @@ StoreOptions StoreOptionsOf(const OffloadPlan& plan, std::vector<std::string> di
   store.tile_elems = plan.tiles.tile_elems();
   store.num_slots = plan.num_slots;
   store.scratch_bytes = plan.ScratchBytes();
-  store.has_intents = plan.gradient_area == GradientArea::kAll;
   store.files = plan.store_files;
   return store;
 }

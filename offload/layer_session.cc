@@ -7,7 +7,6 @@
 #include "forebay/base/check.h"
 #include "forebay/base/errors.h"
 #include "forebay/collective/gather_values.h"
-#include "forebay/offload/kept_update.h"
 #include "forebay/offload/missed_updates.h"
 #include "forebay/offload/parameter_groups_of.h"
 #include "forebay/optimizer/update_modes.h"
@@ -24,7 +23,6 @@ OffloadedOptimizerOptions OptimizerOptionsOf(const LayerSessionOptions& options,
   result.missed_updates = std::move(missed_updates);
   result.arithmetic = options.arithmetic;
   result.gradient_dtype = options.offload.grad_dtype;
-  result.gradient_area = plan.gradient_area;
   if (options.device_budget != nullptr) {
     result.device = options.device;
     result.device_budget = options.device_budget;
@@ -125,7 +123,7 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   FOREBAY_RETURN_IF_ERROR(CheckOptions(options, plan));
   FOREBAY_RETURN_IF_ERROR(CheckStore(plan, *store));
   // A store that was opened has none yet.
-  FOREBAY_RETURN_IF_ERROR(store->EnsureScratchArea(plan.ScratchBytes(), plan.gradient_area));
+  FOREBAY_RETURN_IF_ERROR(store->EnsureScratchArea(plan.ScratchBytes()));
   std::shared_ptr<LayerSession> session(
       new LayerSession(plan, std::move(options), std::move(store)));
   const LayerSessionOptions& of_session = session->options_;
@@ -311,7 +309,6 @@ absl::Status LayerSession::ShowNewest() {
     return UsageError("ShowNewest: the update of the last step goes on. Commit it before");
   }
   if (gathered_ != nullptr) gathered_->Forget();
-  swapper_->SwitchTo(Generation::kNewest);
   return absl::OkStatus();
 }
 
@@ -331,32 +328,17 @@ absl::StatusOr<std::span<std::byte>> LayerSession::RawTensor(int tensor) {
 
 // ---- A step ------------------------------------------------------------------------------------
 
-// With theta(s) for the weights after step s, a step s that does not see the update before it sees
-// theta(s - 2). Where that update is pending this is what is committed. Where it is committed
-// already (for an evaluation, an export, by a stop) it is the commit before, which the other slot
-// still holds: nothing is written there until the gradients of s are kept (--durability=replay). So
-// a crash leaves, of whatever step comes next, its weights or its gradients. A step that was no
-// update (fp16) leaves nothing to be left out.
 absl::Status LayerSession::BeginStep(StepUpdate update) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "BeginStep"));
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("BeginStep"));
   FOREBAY_RETURN_IF_ERROR(failure_);
-  if (recovered_.has_value()) {
-    return UsageError("BeginStep: an update was recovered. Apply it, or abandon it");
-  }
   if (!update.scalars_of) return UsageError("BeginStep: scalars_of is empty");
   FOREBAY_RETURN_IF_ERROR(CheckRawTensors("BeginStep"));
   if (!std::exchange(has_begun_, true)) since_commit_.Restart();
   step_watch_.Restart();
   waited_in_step_s_ = 0;
-  if (!Delays(released_step_ + 1) || !last_was_update_) {
-    FOREBAY_RETURN_IF_ERROR(ShowNewest());
-  } else if (optimizer_->modes().DelayedUpdateIsPending()) {
-    swapper_->SwitchTo(Generation::kCommitted);
-  } else {
-    FOREBAY_RETURN_IF_ERROR(store_->FindPrevious());
-    swapper_->SwitchTo(Generation::kPrevious);
-  }
+  if (std::exchange(is_abandoned_, false)) FOREBAY_RETURN_IF_ERROR(FinishDelayed());
+  if (gathered_ != nullptr) gathered_->Forget();
   if (!update.groups.empty()) {
     FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(update.groups));
     groups_ = std::move(update.groups);
@@ -400,20 +382,9 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "UpdatesOfTheStepBefore"));
   if (is_settled_) return absl::OkStatus();
   if (gathered_ != nullptr) gathered_->Settle();
+  // One that is pending is applied as the gradients of this step are handed over.
   if (!optimizer_->modes().DelayedUpdateIsPending()) {
-    if (optimizer_->AnyUpdateIsDue()) {
-      FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
-      FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
-      FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
-    }
-    if (update_is_open_ && open_update_commits_) {
-      if (open_update_defers_) {
-        FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
-      } else {
-        FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
-        FOREBAY_RETURN_IF_ERROR(CommitReleased());
-      }
-    }
+    FOREBAY_RETURN_IF_ERROR(ApplyUpdatesOfTheStepBefore());
   }
   if (optimizer_->modes().speculates() && (hopes_ || is_repeated_)) {
     if (update_is_open_) {
@@ -428,6 +399,18 @@ absl::Status LayerSession::UpdatesOfTheStepBefore() {
   }
   is_settled_ = true;
   return absl::OkStatus();
+}
+
+absl::Status LayerSession::ApplyUpdatesOfTheStepBefore() {
+  if (optimizer_->AnyUpdateIsDue()) {
+    FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("UpdatesOfTheStepBefore"));
+    FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
+    FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates());
+  }
+  if (!update_is_open_ || !open_update_commits_) return absl::OkStatus();
+  if (open_update_defers_) return FinishAndCommit();
+  FOREBAY_RETURN_IF_ERROR(optimizer_->AwaitAllWrites());
+  return CommitReleased();
 }
 
 // Each rank in turn goes on with the sums where the one before has ended: they are those of whole
@@ -448,11 +431,12 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kPass, "FinishBackward"));
   FOREBAY_RETURN_IF_ERROR(CheckNoPartIsMissing("FinishBackward"));
   if (optimizer_->modes().DelayedUpdateIsPending()) {
-    FOREBAY_RETURN_IF_ERROR(CheckNothingIsLent("FinishBackward"));
+    FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("FinishBackward"));
   }
   FOREBAY_RETURN_IF_ERROR(CloseLayers());
   FOREBAY_RETURN_IF_ERROR(HandSum());
   FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, optimizer_->FinishBackward());
+  FOREBAY_RETURN_IF_ERROR(FinishDelayed());
   const double first_norm = gradients_.norm;
   gradients_ = {.norm = stats.norm, .first_nonfinite_layer = stats.first_nonfinite_layer};
   const UpdateScalars needed = update_.scalars_of(stats.norm);
@@ -472,7 +456,6 @@ absl::StatusOr<StepGradients> LayerSession::FinishBackward() {
     }
   }
   scalars_ = needed;
-  if (optimizer_->modes().DelayedUpdateIsPending()) FOREBAY_RETURN_IF_ERROR(FinishAndCommit());
   state_ = gradients_.must_repeat ? State::kMustRepeat : State::kDone;
   return gradients_;
 }

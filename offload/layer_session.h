@@ -11,8 +11,10 @@
 //   Update, or Skip, or Abandon               the step is real; or no update; or never was
 //
 // An update is lazy (applied as its layer is read next), speculative (applied in the backward pass,
-// in the hope that nothing will be clipped) or delayed (beside the whole next step), as the plan
-// has it. The same calls serve all three, and lead to the same bits but for delayed ones.
+// in the hope that nothing will be clipped) or delayed (applied in the backward pass of the next
+// step, which computes with the weights of before), as the plan has it. The same calls serve all
+// three, and lead to the same bits, except delayed ones. Of these no update is left out before a
+// commit: what is pending is applied then, so that where commits fall is part of the result.
 //
 // A caller's mistake is a UsageError and changes nothing. After any other error, that of a read or
 // a write, a step cannot go on: Abandon it. The store keeps the last committed step (of one slot:
@@ -40,7 +42,6 @@
 #include "forebay/collective/communicator.h"
 #include "forebay/device/device.h"
 #include "forebay/memory/memory_budget.h"
-#include "forebay/offload/kept_update.h"
 #include "forebay/offload/offload_options.h"
 #include "forebay/offload/open_layers.h"
 #include "forebay/offload/plan.h"
@@ -121,14 +122,6 @@ struct StepGradients {
 
 enum class CommitWhen : uint8_t { kByPace, kNow };
 
-struct RecoveredUpdate {
-  // The words given to Update of the step after the committed one, whose gradients a crash has left
-  // whole: ApplyRecovered makes it real. nullopt: there is none.
-  std::optional<Json> kept;
-  // As RecoveredGradients has it; CorruptError also for an intent of another program.
-  absl::Status damage;
-};
-
 // Used by one thread at a time. In a step nothing is allocated that grows with the tensors' sizes.
 class LayerSession final : public ParamSource, public std::enable_shared_from_this<LayerSession> {
  public:
@@ -159,10 +152,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // ---- Raw tensors
 
   // All bytes of a raw tensor (base/tensor_spec.h; by its index in the inventory), in RAM, to read
-  // until the session ends, and to change in a step, or behind it until Commit (not with
-  // --durability=replay). What they are when Update, Skip or Commit is called is what the step's
-  // commit carries; BeginRepeat and Abandon make them again what the released step left.
-  // UsageError: not a raw one.
+  // until the session ends, and to change in a step, or after it until Commit. What they are when
+  // Update, Skip or Commit is called is what the step's commit carries; BeginRepeat and Abandon
+  // make them again what the released step left. UsageError: not a raw one.
   absl::StatusOr<std::span<std::byte>> RawTensor(int tensor);
 
   // ---- Activations
@@ -202,14 +194,15 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // that FinishBackward gave. Before it, nothing is to be done. UsageError where the plan
   // speculates.
   absl::Status RefreshScalars();
-  // Makes the step's update due. `kept` goes with it through a crash, and is what the step's commit
-  // carries where options.commit_state is empty. kByPace: commits where the plan's pace says so,
-  // which may be in the next step. UsageError where a gradient is not finite.
+  // Makes the step's update due. `kept` is what the step's commit carries if options.commit_state
+  // is empty. kByPace: commits where the plan's pace says so, which may be in the next step.
+  // UsageError where a gradient is not finite.
   absl::Status Update(Json kept, CommitWhen when = CommitWhen::kByPace);
   // The step's gradients are dropped, and it counts as a step. Where raw tensors changed in it, its
   // commit copies the whole store.
   absl::Status Skip(Json kept, CommitWhen when = CommitWhen::kByPace);
-  // The step leaves no trace, but that BeginStep's groups stay. Released steps stay what they are.
+  // The step leaves no trace, but that BeginStep's groups stay. Released steps stay what they are;
+  // a delayed update of the last one is applied before the next begins.
   void Abandon();
 
   // Commits the released step, if it is not. Between steps.
@@ -223,13 +216,6 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status CommitOnceApplied(Json kept);
   // With what the step was given.
   absl::Status CommitOnceApplied();
-
-  // ---- After a crash (--durability=replay). Before the first step.
-
-  // `progress`: as OffloadedOptimizer::RecoverGradients.
-  RecoveredUpdate Recover(const std::function<absl::Status(double)>& progress);
-  // Applies the update of the gradients that were recovered, and commits its step.
-  absl::Status ApplyRecovered();
 
   // ---- How it stands
 
@@ -268,7 +254,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
     return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;
   }
   absl::Status BeginWriting();
-  absl::Status BeginUpdate(int64_t step, bool commits, const Json& kept);
+  absl::Status BeginUpdate(int64_t step, bool commits);
   bool CommitIsDueHere(int64_t step, CommitWhen when) const;
   // Whether the step is to be committed: where one rank wants it, all do. UsageError where ranks
   // would make different updates.
@@ -282,6 +268,9 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status CheckRawTensors(std::string_view call) const;
   absl::Status MakeOpenUpdateWrite();
   void EndStep(int64_t step, Json kept, bool was_update);
+  // Applies what is left of a delayed update, if one is pending.
+  absl::Status FinishDelayed(absl::FunctionRef<void()> meanwhile = [] {});
+  absl::Status ApplyUpdatesOfTheStepBefore();
   absl::Status FinishUpdates();
   absl::Status FinishAndCommit();
   absl::Status CommitReleased();
@@ -334,6 +323,7 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   double most_norm_ = 0;     // of that hope
   bool is_settled_ = false;  // UpdatesOfTheStepBefore was done in this pass
   bool is_repeated_ = false;
+  bool is_abandoned_ = false;           // the last step was
   std::vector<ParameterGroup> groups_;  // that the last BeginStep with some gave
   std::vector<uint8_t> is_handed_;      // by layer
   size_t num_handed_ = 0;
@@ -353,7 +343,6 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   bool commit_is_said_ = false;       // since CommitOnceApplied, until that is made
   absl::Status failure_;              // of a commit, or an undoing: no further step or commit
   absl::Status undo_failure_;         // of the undoing: what lies in RAM is of no step, nor lent
-  std::optional<KeptUpdate> recovered_;
 
   // The clocks by which a commit is due.
   bool has_begun_ = false;

@@ -1,4 +1,4 @@
-// The end of a step: updates, commits, and recovery after a crash. The rest of the class is in
+// The end of a step: updates and commits. The rest of the class is in
 // layer_session.cc.
 #include <algorithm>
 #include <cstdint>
@@ -11,10 +11,10 @@
 #include "forebay/base/errors.h"
 #include "forebay/base/hash.h"
 #include "forebay/collective/gather_values.h"
-#include "forebay/offload/kept_update.h"
 #include "forebay/offload/layer_session.h"
 #include "forebay/offload/missed_updates.h"
 #include "forebay/offload/ranks/agreement.h"
+#include "forebay/offload/update_settings.h"
 #include "forebay/optimizer/update_modes.h"
 #include "forebay/swap/records/commit_record.h"
 
@@ -53,7 +53,7 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
   FOREBAY_RETURN_IF_ERROR(CheckCommitFits(kept));
   const int64_t step = released_step_ + 1;
   FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
-  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits, kept));
+  FOREBAY_RETURN_IF_ERROR(BeginUpdate(step, commits));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/true);
   // Otherwise it is applied while the next step's forward pass goes by, and committed there.
@@ -64,29 +64,20 @@ absl::Status LayerSession::Update(Json kept, CommitWhen when) {
 }
 
 // Makes the update of every layer due. All that can refuse it comes before anything is begun.
-absl::Status LayerSession::BeginUpdate(int64_t step, bool commits, const Json& kept) {
+absl::Status LayerSession::BeginUpdate(int64_t step, bool commits) {
   UpdateModes& modes = optimizer_->modes();
   // A speculative one is written already.
   const auto resident =
       commits || modes.speculates() ? ResidentWrites::kNow : ResidentWrites::kDeferred;
-  const bool delays = Delays(step + 1);
-  FOREBAY_RETURN_IF_ERROR(delays ? modes.CheckBeginDelayedUpdate(scalars_)
+  // A commit has all updates in it.
+  const bool delays = Delays(step + 1) && !commits;
+  FOREBAY_RETURN_IF_ERROR(delays ? modes.CheckBeginDelayedUpdate(scalars_, resident)
                                  : optimizer_->CheckBeginUpdate(scalars_, resident));
   // A speculative pass has begun its writes. Where an update that is not for a commit writes
   // nothing, the one copy of --durability=none stays what it is.
   const bool writes = commits || !plan_.placement.AllInMemory();
   if (writes && !optimizer_->modes().speculates()) FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  // Gradients alone do not make a step of which raw tensors have changed too: after a crash it is
-  // computed again.
-  if (plan_.gradient_area == GradientArea::kAll && !raw_->ReleasedHaveChanged() &&
-      !raw_->HaveChanged()) {
-    const Stopwatch watch;
-    const TraceScope trace(Activity::kCommit);
-    FOREBAY_RETURN_IF_ERROR(
-        optimizer_->PublishIntent(step, EncodeUpdate({scalars_, groups_, kept})));
-    own_waits_[Activity::kCommit] += watch.Seconds();
-  }
-  FOREBAY_RETURN_IF_ERROR(delays ? modes.BeginDelayedUpdate(scalars_)
+  FOREBAY_RETURN_IF_ERROR(delays ? modes.BeginDelayedUpdate(scalars_, resident)
                                  : optimizer_->BeginUpdate(scalars_, resident));
   update_is_open_ = true;
   open_update_commits_ = commits;
@@ -118,9 +109,7 @@ absl::Status LayerSession::Skip(Json kept, CommitWhen when) {
   FOREBAY_ASSIGN_OR_RETURN(const bool commits, CommitIsDueAfter(step, when));
   if (commits) RestartCommitClock();
   EndStep(step, std::move(kept), /*was_update=*/false);
-  // Gradients that are kept are those of the step after the committed one.
-  const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
-  if (keeps_gradients || commits) FOREBAY_RETURN_IF_ERROR(Commit());
+  if (commits) FOREBAY_RETURN_IF_ERROR(Commit());
   last_step_s_ = step_watch_.Seconds() - waited_in_step_s_;
   return absl::OkStatus();
 }
@@ -145,7 +134,7 @@ void LayerSession::Abandon() {
   failure_.Update(AbandonGradients());
   open_layers_->Clear();
   raw_->Abandon();
-  recovered_.reset();
+  is_abandoned_ = true;
   state_ = State::kBetween;
 }
 
@@ -153,6 +142,8 @@ void LayerSession::Abandon() {
 
 bool LayerSession::CommitIsDueHere(int64_t step, CommitWhen when) const {
   if (when == CommitWhen::kNow) return true;
+  // The result depends on it, and so on nothing that another run would do at another time.
+  if (plan_.delay_update_from > 0) return step % plan_.commit_pace.every_steps == 0;
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds() - waited_since_commit_s_;
@@ -172,7 +163,7 @@ absl::StatusOr<bool> LayerSession::CommitIsDueAfter(int64_t step, CommitWhen whe
   if (options_.ranks == nullptr) return is_due;
   const Stopwatch watch;
   const TraceScope trace(Activity::kRanks);
-  const Json settings = EncodeUpdate({scalars_, groups_, {}});
+  const Json settings = UpdateSettings(scalars_, groups_);
   const std::string text = settings.dump();
   const absl::StatusOr<std::vector<StepVote>> votes =
       GatherValues(*options_.ranks, StepVote{is_due, Xxh3_64(std::as_bytes(std::span(text)))});
@@ -249,6 +240,13 @@ absl::Status LayerSession::BeginWriting() {
   return store_->BeginWriting();
 }
 
+absl::Status LayerSession::FinishDelayed(absl::FunctionRef<void()> meanwhile) {
+  if (!optimizer_->modes().DelayedUpdateIsPending()) return absl::OkStatus();
+  FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate(meanwhile));
+  swapper_->ForgetUpdatedOutside();
+  return absl::OkStatus();
+}
+
 // Applies every released update and waits until all of it is written: the store may then commit.
 absl::Status LayerSession::FinishUpdates() {
   const int64_t bytes = store_->UnwrittenBytes();
@@ -260,7 +258,7 @@ absl::Status LayerSession::FinishUpdates() {
     options_.on_saving(std::min(1.0, static_cast<double>(written) / static_cast<double>(bytes)));
   };
   tell();
-  FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate(tell));
+  FOREBAY_RETURN_IF_ERROR(FinishDelayed(tell));
   FOREBAY_RETURN_IF_ERROR(swapper_->ApplyAllUpdates(tell));
   const Stopwatch watch;
   const TraceScope trace(Activity::kWrite);
@@ -323,9 +321,7 @@ absl::Status LayerSession::Commit() {
   FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("Commit"));
   if (committed_step_ == released_step_) return absl::OkStatus();
   FOREBAY_RETURN_IF_ERROR(failure_);
-  // Kept gradients stand for a step that changed no raw tensors.
-  const bool is_final = plan_.gradient_area == GradientArea::kAll || commit_is_said_;
-  if (is_final) FOREBAY_RETURN_IF_ERROR(CheckRawTensors("Commit"));
+  if (commit_is_said_) FOREBAY_RETURN_IF_ERROR(CheckRawTensors("Commit"));
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
   raw_->Release();
   return FinishAndCommit();
@@ -357,11 +353,9 @@ absl::Status LayerSession::CommitOnceApplied(Json kept) {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "CommitOnceApplied"));
   FOREBAY_RETURN_IF_ERROR(CheckKept(kept, "CommitOnceApplied"));
   if (commit_is_said_) return CheckSameCommit(kept);
-  // The intent of kept gradients is on the disk with the words of the step.
-  const bool keeps_gradients = plan_.gradient_area == GradientArea::kAll;
-  if (keeps_gradients || !update_is_open_ || !optimizer_->AnyUpdateIsDue()) {
-    return Commit(std::move(kept));
-  }
+  const bool is_applied_later = update_is_open_ && optimizer_->AnyUpdateIsDue() &&
+                                !optimizer_->modes().DelayedUpdateIsPending();
+  if (!is_applied_later) return Commit(std::move(kept));
   FOREBAY_RETURN_IF_ERROR(failure_);
   FOREBAY_RETURN_IF_ERROR(CheckReleasedFits(kept));
   FOREBAY_RETURN_IF_ERROR(MakeOpenUpdateWrite());
@@ -376,46 +370,6 @@ absl::Status LayerSession::CommitOnceApplied() {
   FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "CommitOnceApplied"));
   if (commit_is_said_ || committed_step_ == released_step_) return absl::OkStatus();
   return CommitOnceApplied(released_kept_);
-}
-
-// ---- After a crash -----------------------------------------------------------------------------
-
-RecoveredUpdate LayerSession::Recover(const std::function<absl::Status(double)>& progress) {
-  RecoveredUpdate result;
-  result.damage = CheckState(State::kBetween, "Recover");
-  if (result.damage.ok() && has_begun_) {
-    result.damage = UsageError("Recover: steps were computed already");
-  }
-  if (!result.damage.ok() || plan_.gradient_area != GradientArea::kAll) return result;
-  const RecoveredGradients recovered = optimizer_->RecoverGradients(progress);
-  result.damage = recovered.damage;
-  if (!recovered.damage.ok() || !recovered.intent.has_value()) return result;
-  absl::StatusOr<KeptUpdate> update = DecodeUpdate(*recovered.intent, committed_step_ + 1);
-  if (!update.ok()) {
-    optimizer_->AbandonStep();
-    result.damage = update.status();
-    return result;
-  }
-  result.kept = update->kept;
-  recovered_ = *std::move(update);
-  return result;
-}
-
-absl::Status LayerSession::ApplyRecovered() {
-  if (!recovered_.has_value()) return UsageError("ApplyRecovered: no gradients were recovered");
-  FOREBAY_RETURN_IF_ERROR(CheckState(State::kBetween, "ApplyRecovered"));
-  FOREBAY_RETURN_IF_ERROR(CheckNothingIsAnnounced("ApplyRecovered"));
-  FOREBAY_RETURN_IF_ERROR(CheckRawTensors("ApplyRecovered"));
-  if (!recovered_->groups.empty()) {
-    FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(recovered_->groups));
-  }
-  FOREBAY_RETURN_IF_ERROR(BeginWriting());
-  FOREBAY_RETURN_IF_ERROR(optimizer_->BeginUpdate(recovered_->scalars, ResidentWrites::kNow));
-  const KeptUpdate update = *std::exchange(recovered_, std::nullopt);
-  update_is_open_ = open_update_commits_ = open_update_writes_ = true;
-  open_update_defers_ = false;
-  EndStep(committed_step_ + 1, update.kept, /*was_update=*/true);
-  return FinishAndCommit();
 }
 
 }  // namespace forebay

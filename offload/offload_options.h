@@ -17,14 +17,13 @@
 
 namespace forebay {
 
-// A crash leaves the last committed step (kStep), the gradients of the next one too (kReplay), or
-// the exports alone (kNone). kAuto: kStep where the disk has room for it.
-enum class Durability : uint8_t { kAuto, kNone, kStep, kReplay };
+// A crash leaves the last committed step (kStep), or only the exports (kNone). kAuto: kStep if the
+// disk has room for it.
+enum class Durability : uint8_t { kAuto, kNone, kStep };
 constexpr std::string_view NameOf(Durability durability) {
   return durability == Durability::kAuto   ? "auto"
          : durability == Durability::kNone ? "none"
-         : durability == Durability::kStep ? "step"
-                                           : "replay";
+                                           : "step";
 }
 
 // Finished gradients are held until the norm of all is known, or applied at once in the hope that
@@ -83,7 +82,7 @@ struct OffloadOptions {
   double momentum = 0;    // SGD
   bool nesterov = false;  // SGD with momentum
   double clip = 1.0;      // global L2 norm; 0: off
-  // The first step that does not see the update of the step before; 0: none.
+  // The first step that does not see the update of the step before, except after a commit; 0: none.
   int64_t delay_update_from = 0;
   int update_threads = 0;  // 0: as many as compute
 

@@ -116,7 +116,6 @@ class Planner {
     plan.terms = FixedTerms(buffers, &plan.placement);
     plan.schedule = Schedule(plan.placement);
     plan.delay_update_from = options_.delay_update_from;
-    plan.gradient_area = Area();
     plan.gradient_area_bytes =
         OffloadedOptimizer::GradientAreaBytes(Optimizer(buffers), plan.placement, tiles_);
     AddPlacedTerms(plan);
@@ -222,13 +221,6 @@ class Planner {
                                       plan.placement.device_state_bytes;
     const bool speculates = plan.placement.NumUpdated(UpdateTime::kAfterHand) > 0;
     if (speculates && plan.commit_pace.resident_bytes > 0) plan.commit_pace.every_steps = 1;
-    if (replays()) {
-      // A step's gradients are kept until it is committed.
-      plan.commit_pace.every_steps = 1;
-      const int64_t kept = plan.placement.host_gradient_bytes + TensorStore::IntentBytes(tiles_);
-      transfers.write_bytes += kept;
-      transfers.backward.write += kept;
-    }
     const int64_t steps = StepsPerCommit(plan.commit_pace);
     const int64_t seldom =
         transfers.commit_bytes - (steps > 0 ? transfers.commit_bytes / steps : 0);
@@ -239,7 +231,6 @@ class Planner {
     plan.io_s_per_step = DiskSeconds({transfers.read_bytes, transfers.write_bytes});
     plan.forward_io_s = DiskSeconds(transfers.forward);
     plan.backward_io_s = DiskSeconds(transfers.backward);
-    plan.beside_io_s = DiskSeconds(transfers.beside);
   }
 
   // Where gradients would be spilled and may be applied at once instead, they are. Weights and
@@ -248,7 +239,7 @@ class Planner {
     PlacementOptions wanted = PlacementFor(left);
     FOREBAY_ASSIGN_OR_RETURN(Placement placement, Place(tiles_, wanted));
     if (!update_times_.empty()) return placement;
-    if (delays()) std::ranges::fill(placement.update_times, UpdateTime::kBesideStep);
+    if (delays()) std::ranges::fill(placement.update_times, UpdateTime::kAfterNextHand);
     const bool any_spilled = std::ranges::count(placement.gradients, Tier::kNvme) > 0;
     if (!MaySpeculate(options_, num_slots_) || !any_spilled || DemandedBytes() > 0)
       return placement;
@@ -279,8 +270,7 @@ class Planner {
   }
 
   bool delays() const { return options_.delay_update_from > 0; }
-  bool replays() const { return options_.durability == Durability::kReplay; }
-  GradientArea Area() const { return replays() ? GradientArea::kAll : GradientArea::kSpilled; }
+  int NumGradientSets() const { return delays() ? 2 : 1; }
 
   std::vector<StepBuffers> BufferChoices() const {
     std::vector<StepBuffers> choices = options_.buffers.has_value()
@@ -314,10 +304,9 @@ class Planner {
   OffloadedOptimizerOptions Optimizer(const StepBuffers& buffers) const {
     OffloadedOptimizerOptions optimizer;
     optimizer.gradient_dtype = options_.grad_dtype;
-    optimizer.gradient_area = Area();
     optimizer.num_staging_tiles = buffers.num_staging_tiles;
     optimizer.num_gradient_tiles = buffers.num_gradient_tiles;
-    optimizer.may_update = delays()                             ? UpdateTime::kBesideStep
+    optimizer.may_update = delays()                             ? UpdateTime::kAfterNextHand
                            : MaySpeculate(options_, num_slots_) ? UpdateTime::kAfterHand
                                                                 : UpdateTime::kOnRead;
     optimizer.may_have_state_on_device = StateMayBeOnDevice();
@@ -411,7 +400,7 @@ class Planner {
       const bool is_held = update_times_.empty() || !MayBeSpeculative(update_times_, layer);
       if (is_held || !held_alone) elems += tiles_.layer_elems(layer);
     }
-    return elems * gradient_bytes_per_elem_;
+    return elems * NumGradientSets() * gradient_bytes_per_elem_;
   }
 
   // The first choice that also keeps all gradients in RAM: a spilled byte costs a write and a read
@@ -432,11 +421,9 @@ class Planner {
     placement.weights = options_.weights_tier;
     placement.state = options_.state_tier;
     placement.gradients = options_.gradients_tier;
-    placement.gradient_bytes_per_elem = gradient_bytes_per_elem_;
+    placement.gradient_bytes_per_elem = NumGradientSets() * gradient_bytes_per_elem_;
     placement.host_bytes = left;
     placement.device_bytes = StateMayBeOnDevice() ? inputs_.device_state_bytes : 0;
-    // A step reads weights that its predecessor's update does not touch: those on disk.
-    if (delays()) placement.weights = TierChoice::kNvme;
     placement.update_times = update_times_;
     // A module may read a layer again whose gradient it has handed over, and sees what it was.
     if (!update_times_.empty() && inputs_.pass != PassKind::kChain) {
@@ -448,13 +435,9 @@ class Planner {
   void AddPlacedTerms(OffloadPlan& plan) const {
     const int64_t weights = files_.weights ? tiles_.weight_area_bytes() : 0;
     const int64_t state = files_.state ? tiles_.state_area_bytes() : 0;
-    StripeBytes store_bytes =
+    const StripeBytes store_bytes =
         TensorStore::DiskBytes(tiles_, num_slots_, plan.ScratchBytes(), files_);
-    int64_t gradient_area = Total(plan.gradient_area_bytes);
-    if (replays()) {
-      store_bytes[0] += TensorStore::IntentBytes(tiles_);
-      gradient_area += TensorStore::IntentBytes(tiles_);
-    }
+    const int64_t gradient_area = Total(plan.gradient_area_bytes);
     const int64_t store = Total(store_bytes);
     for (size_t i = 0; i < limits_.disks.size(); ++i) {
       plan.stripes.push_back({limits_.disks[i].folder, limits_.disks[i].weight, store_bytes[i]});

@@ -45,7 +45,6 @@ struct OffloadPlan {
   int num_staging_tiles = 4;
   int num_gradient_tiles = 2;  // OffloadedOptimizerOptions has both
   int64_t ram_budget_bytes = 0;
-  GradientArea gradient_area = GradientArea::kSpilled;  // kAll: --durability=replay
   StripeBytes gradient_area_bytes;  // of the scratch area, from its beginning on
   // The activations that wait in the scratch area, behind the gradients; none: num_spilled is 0.
   SpilledActivationsShape activations;
@@ -66,8 +65,8 @@ struct OffloadPlan {
   int64_t write_bytes_per_step = 0;
   double io_s_per_step =
       0;  // the disk's time for those, where its speeds are known; 0: they are not
-  // Its parts: up to the loss, from there on, and beside both.
-  double forward_io_s = 0, backward_io_s = 0, beside_io_s = 0;
+  // Its parts: up to the loss, and from there on.
+  double forward_io_s = 0, backward_io_s = 0;
   double rated_tbw = 0;
 
   // The whole scratch area.

@@ -17,8 +17,7 @@ int NumTiles(const TileMap& tiles, int layer) {
 }  // namespace
 
 bool MaySpeculate(const OffloadOptions& options, int num_slots) {
-  const bool replays = options.durability == Durability::kReplay;
-  if (num_slots == 1 || replays || options.commit_every > 1) return false;
+  if (num_slots == 1 || options.delay_update_from > 0 || options.commit_every > 1) return false;
   if (options.gradients == GradientChoice::kAuto) {
     return options.clip == 0 && options.gradients_tier == TierChoice::kAuto;
   }

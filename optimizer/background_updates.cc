@@ -24,13 +24,7 @@ BackgroundUpdates::BackgroundUpdates(std::vector<int> tiles,
       gradients_(std::move(gradients)),
       staged_(staged),
       update_(std::move(update)),
-      then_(then) {
-  for (size_t i = 0; i < tiles_.size(); ++i) {
-    const auto tile = static_cast<size_t>(tiles_[i]);
-    if (tile >= number_of_tile_.size()) number_of_tile_.resize(tile + 1, -1);
-    number_of_tile_[tile] = static_cast<int64_t>(i);
-  }
-}
+      then_(then) {}
 
 absl::StatusOr<std::unique_ptr<BackgroundUpdates>> BackgroundUpdates::Create(
     std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
@@ -64,16 +58,6 @@ void BackgroundUpdates::Send(Command command, absl::FunctionRef<void()> meanwhil
       progress_, lock, [this] { return command_ == Command::kNone; }, meanwhile);
 }
 
-void BackgroundUpdates::Restart(Command command) {
-  {
-    const std::lock_guard lock(mutex_);
-    FOREBAY_CHECK(num_taken_ == num_updated_);
-    num_taken_ = num_updated_ = 0;
-    accepts_ = command == Command::kBegin && failure_.ok();
-  }
-  Send(command);
-}
-
 void BackgroundUpdates::ReadEarly() {
   {
     const std::lock_guard lock(mutex_);
@@ -87,29 +71,33 @@ void BackgroundUpdates::PauseReading() {
 }
 
 void BackgroundUpdates::Begin() {
-  FOREBAY_CHECK(!gradients_.empty());
-  Restart(Command::kBegin);
-}
-
-void BackgroundUpdates::BeginAll() {
-  Restart(Command::kBeginAll);
   {
     const std::lock_guard lock(mutex_);
-    num_taken_ = static_cast<int64_t>(tiles_.size());
+    FOREBAY_CHECK(num_taken_ == num_updated_);
+    num_taken_ = num_updated_ = 0;
+    accepts_ = failure_.ok();
+  }
+  Send(Command::kBegin);
+}
+
+void BackgroundUpdates::TakeHeld(int64_t num_tiles) {
+  FOREBAY_CHECK(gradients_.empty());
+  {
+    const std::lock_guard lock(mutex_);
+    if (!accepts_) return;
+    num_taken_ += num_tiles;
+    FOREBAY_CHECK(num_taken_ <= std::ssize(tiles_));
   }
   wake_.notify_one();
 }
 
-absl::Status BackgroundUpdates::AwaitTile(int tile) {
-  const int64_t number = number_of_tile_[static_cast<size_t>(tile)];
-  FOREBAY_CHECK(number >= 0);
-  const Stopwatch waited;
-  const TraceScope trace(Activity::kHandOver);
-  Lock lock(mutex_);
-  FOREBAY_CHECK(number < num_taken_);
-  progress_.wait(lock, [&] { return number < num_updated_ || !failure_.ok(); });
-  wait_s_ += waited.Seconds();
-  return number < num_updated_ ? absl::OkStatus() : failure_;
+void BackgroundUpdates::TakeAllHeld() {
+  int64_t num_left = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    num_left = std::ssize(tiles_) - num_taken_;
+  }
+  TakeHeld(num_left);
 }
 
 void BackgroundUpdates::Decline() {
@@ -172,11 +160,11 @@ void BackgroundUpdates::Run() {
 void BackgroundUpdates::Obey(Lock& lock) {
   // Nobody else touches what is staged meanwhile: the training thread waits for the answer.
   const Command command = command_;
-  const bool begins = command == Command::kBegin || command == Command::kBeginAll;
+  const bool begins = command == Command::kBegin;
   const bool all_are_updated = num_updated_ == std::ssize(tiles_);
   lock.unlock();
   if (begins) {
-    staged_->Begin(tiles_, /*with_weights=*/command == Command::kBeginAll);
+    staged_->Begin(tiles_, /*with_weights=*/gradients_.empty());
   } else if (command == Command::kDrop || (command == Command::kEnd && !all_are_updated)) {
     staged_->Cancel();  // else nothing is staged but `then_`
   }

@@ -3,8 +3,8 @@
 // - speculative layers are updated while the backward pass goes on, as soon as their gradient is
 //   complete, before the global norm is known. Gradients wait in a ring of buffers, one of a tile
 //   each (Begin);
-// - delayed updates are those of all tiles at once, beside the step after them. Their gradients
-//   wait where HeldGradients has them (BeginAll).
+// - delayed layers are updated with the gradients of the step before, which wait where
+//   HeldGradients has them, as soon as the backward pass has used their weights (TakeHeld).
 //
 // Not for: deciding whether what was hoped for came true, and what then (offloaded_optimizer.h).
 //
@@ -40,10 +40,10 @@ class BackgroundUpdates : public GradientSink {
                                                 std::span<const std::byte> gradient)>;
 
   // `tiles`: in the order in which their gradients are handed over. `gradients`: buffers of a
-  // tile's gradient each, two or more; none where there is only BeginAll. `staged` is this object's
-  // from ReadEarly or Begin until End or Drop returns. `then`: tiles that are updated elsewhere
-  // when all these are; they are read ahead already (StagedTiles::ReadEarly). Everything pointed to
-  // must outlive it. EnvironmentError where no thread can be had.
+  // tile's gradient each, two or more; none: TakeHeld, with the weights of all tiles staged.
+  // `staged` is this object's from ReadEarly or Begin until End or Drop returns. `then`: tiles that
+  // are updated elsewhere when all these are; they are read ahead already (StagedTiles::ReadEarly).
+  // Everything pointed to must outlive it. EnvironmentError where no thread can be had.
   static absl::StatusOr<std::unique_ptr<BackgroundUpdates>> Create(
       std::vector<int> tiles, std::vector<std::span<std::byte>> gradients, StagedTiles* staged,
       UpdateTile update, std::span<const int> then = {});
@@ -58,11 +58,10 @@ class BackgroundUpdates : public GradientSink {
   // From here on what is taken is updated; until then, and after End, Drop or Decline, it is only
   // thrown away.
   void Begin();
-  // All tiles are updated, in their order, with an empty `gradient`, until End or Drop. Their
-  // weights are staged.
-  void BeginAll();
-  // After BeginAll: waits until the tile is updated, or none is any more: the error.
-  absl::Status AwaitTile(int tile);
+  // The next `num_tiles` may be updated, with an empty `gradient`. Requires: Begin, no ring.
+  void TakeHeld(int64_t num_tiles);
+  // All that are left.
+  void TakeAllHeld();
   // What is taken from here on is thrown away; what was taken before is still updated.
   void Decline();
   // Waits until all that was taken is updated; its write-backs may still be under way. The first
@@ -73,7 +72,7 @@ class BackgroundUpdates : public GradientSink {
   void Drop();
 
   std::span<const int> tiles() const { return tiles_; }
-  // That Buffer and AwaitTile took.
+  // That Buffer took.
   double wait_s() const {
     const std::lock_guard lock(mutex_);
     return wait_s_;
@@ -85,7 +84,7 @@ class BackgroundUpdates : public GradientSink {
  private:
   BackgroundUpdates(std::vector<int> tiles, std::vector<std::span<std::byte>> gradients,
                     StagedTiles* staged, UpdateTile update, std::span<const int> then);
-  enum class Command : uint8_t { kNone, kPause, kBegin, kBeginAll, kEnd, kDrop, kQuit };
+  enum class Command : uint8_t { kNone, kPause, kBegin, kEnd, kDrop, kQuit };
   using Lock = std::unique_lock<std::mutex>;
 
   void Run();
@@ -97,14 +96,12 @@ class BackgroundUpdates : public GradientSink {
   }
   void Send(
       Command command, absl::FunctionRef<void()> meanwhile = [] {});
-  void Restart(Command command);
   std::span<std::byte> GradientAt(int64_t number) const {
     if (gradients_.empty()) return {};
     return gradients_[static_cast<size_t>(number) % gradients_.size()];
   }
 
   const std::vector<int> tiles_;
-  std::vector<int64_t> number_of_tile_;  // its position in tiles_; -1: it is not there
   const std::vector<std::span<std::byte>> gradients_;
   StagedTiles* const staged_;
   const UpdateTile update_;

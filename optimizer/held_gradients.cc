@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
@@ -34,7 +33,7 @@ float FloatAt(const std::byte* elems, DType dtype, int64_t i) {
 }  // namespace
 
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
-                              int64_t bytes_per_elem, GradientArea area) {
+                              int64_t bytes_per_elem) {
   FOREBAY_CHECK(static_cast<int>(placement.gradients.size()) == tiles.num_streamed_layers());
   GradientPlaces places;
   places.area_bytes.resize(static_cast<size_t>(tiles.num_stripes()));
@@ -47,20 +46,19 @@ GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
     };
     places.host_offset_bytes.push_back(place(in_host, places.host_bytes));
     places.area_offset_bytes.push_back(
-        place(placement.IsSpilled(tile.layer) || area == GradientArea::kAll,
-              places.area_bytes[tile.stripe]));
+        place(placement.IsSpilled(tile.layer), places.area_bytes[tile.stripe]));
   }
   return places;
 }
 
 StripeBytes HeldGradients::AreaBytes(const Placement& placement, const TileMap& tiles,
-                                     int64_t bytes_per_elem, GradientArea area) {
-  StripeBytes bytes = PlaceGradients(placement, tiles, bytes_per_elem, area).area_bytes;
+                                     int64_t bytes_per_elem) {
+  StripeBytes bytes = PlaceGradients(placement, tiles, bytes_per_elem).area_bytes;
   for (int64_t& of_stripe : bytes) of_stripe *= placement.NumGradientSets();
   return bytes;
 }
 
-HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& placement,
+HeldGradients::HeldGradients(DType dtype, const Placement& placement,
                              const TileArithmetic* arithmetic, TensorStore* store,
                              std::vector<std::span<std::byte>> staging,
                              std::vector<GradientSeals> seals)
@@ -68,11 +66,10 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
       placement_(placement),
       arithmetic_(arithmetic),
       store_(store),
-      places_(PlaceGradients(placement, store->tiles(), SizeOf(dtype), area)),
+      places_(PlaceGradients(placement, store->tiles(), SizeOf(dtype))),
       seals_(std::move(seals)),
       staging_(std::move(staging)),
-      spills_(staging_.size()),
-      host_spills_(area == GradientArea::kAll ? store->tiles().num_streamed_tiles() : 0) {
+      spills_(staging_.size()) {
   const Inventory& inventory = store->inventory();
   int64_t max_layer_elems = 0;
   for (int layer = 0; layer < inventory.num_streamed_layers(); ++layer) {
@@ -90,29 +87,19 @@ HeldGradients::HeldGradients(DType dtype, GradientArea area, const Placement& pl
 }
 
 absl::StatusOr<std::unique_ptr<HeldGradients>> HeldGradients::Create(
-    DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
-    TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging,
-    Device* device) {
+    DType dtype, const Placement& placement, const TileArithmetic* arithmetic, TensorStore* store,
+    MemoryBudget* budget, std::vector<std::span<std::byte>> staging, Device* device) {
   std::vector<GradientSeals> seals;
-  for (int half = 0; half < placement.NumGradientSets(); ++half) {
-    FOREBAY_ASSIGN_OR_RETURN(GradientSeals of_half, GradientSeals::Create(store->tiles(), budget));
-    seals.push_back(std::move(of_half));
+  for (int set = 0; set < placement.NumGradientSets(); ++set) {
+    FOREBAY_ASSIGN_OR_RETURN(GradientSeals of_set, GradientSeals::Create(store->tiles(), budget));
+    seals.push_back(std::move(of_set));
   }
-  std::unique_ptr<HeldGradients> held(new HeldGradients(dtype, area, placement, arithmetic, store,
-                                                        std::move(staging), std::move(seals)));
-  const int64_t host_bytes = held->places_.host_bytes;
-  if (area == GradientArea::kAll) {
-    // Tiles differ in size, so that some lie across two pieces: one in a GiB.
-    FOREBAY_ASSIGN_OR_RETURN(
-        held->transfer_memory_,
-        TransferBuffer::Create(store, budget, "gradients held", host_bytes, kIoAlignBytes, device));
-    held->host_ = held->transfer_memory_.bytes();
-  } else {
-    FOREBAY_ASSIGN_OR_RETURN(
-        held->host_memory_,
-        HostBuffer::Create(budget, "gradients held", host_bytes, {.device = device}));
-    held->host_ = held->host_memory_.bytes();
-  }
+  std::unique_ptr<HeldGradients> held(
+      new HeldGradients(dtype, placement, arithmetic, store, std::move(staging), std::move(seals)));
+  FOREBAY_ASSIGN_OR_RETURN(
+      held->host_, HostBuffer::Create(budget, "gradients held",
+                                      placement.NumGradientSets() * held->places_.host_bytes,
+                                      {.device = device}));
   return held;
 }
 
@@ -154,11 +141,10 @@ HeldGradients::~HeldGradients() {
   Abandon();
 }
 
-void HeldGradients::SetHalf(int half) {
-  FOREBAY_CHECK(half >= 0 && half < num_halves());
-  if (half == half_) return;
-  for (const uint8_t handed : handed_) FOREBAY_CHECK(!handed);
-  half_ = half;
+void HeldGradients::BeginUpdate() {
+  FOREBAY_CHECK(!AnyHanded());
+  update_set_ = set_;
+  set_ = (set_ + 1) % static_cast<int>(seals_.size());
 }
 
 absl::Status HeldGradients::CheckHand(const LayerGradient& gradient, NextGradient next,
@@ -268,7 +254,7 @@ absl::Status HeldGradients::Hand(const LayerGradient& gradient, ThreadPool& pool
 void HeldGradients::Round(int tile, const Taken& taken, std::byte* to, ThreadPool& pool) {
   const LayerGradient& gradient = taken.gradient;
   const Tile& t = TileAt(tile);
-  const bool seals = IsInArea(tile);
+  const bool seals = IsSpilled(t.layer);
   const int64_t begin = std::max<int64_t>(0, gradient.first_elem - t.first_elem);
   const int64_t end = std::min(t.num_elems, gradient.end_elem() - t.first_elem);
   const int64_t first_task = begin / kSealElems;
@@ -281,7 +267,7 @@ void HeldGradients::Round(int tile, const Taken& taken, std::byte* to, ThreadPoo
           TakeBlock(taken, t.first_elem + elem, to + elem * elem_bytes());
     }
     if (!seals || end < end_of_task) return;
-    seals_[half_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
+    seals_[set_].Seal(tile, task, {to, static_cast<size_t>(Bytes(t))}, elem_bytes());
   });
 }
 
@@ -319,7 +305,7 @@ absl::StatusOr<std::span<std::byte>> HeldGradients::OpenTile(int tile) {
     FOREBAY_CHECK(sink_ != nullptr);
     return sink_->Buffer(tile);
   }
-  if (!IsSpilled(layer)) return HostPlace(tile);
+  if (!IsSpilled(layer)) return HostPlace(tile, set_);
   FOREBAY_RETURN_IF_ERROR(AwaitSpill(spills_[next_staging_]));
   return staging_[next_staging_].first(Bytes(TileAt(tile)));
 }
@@ -327,10 +313,7 @@ absl::StatusOr<std::span<std::byte>> HeldGradients::OpenTile(int tile) {
 void HeldGradients::CloseTile(int tile) {
   const int layer = TileAt(tile).layer;
   if (!placement_.WaitsForNorm(layer)) return sink_->Take();
-  if (!IsSpilled(layer)) {
-    if (IsInArea(tile)) StartSpill(tile, open_, host_spills_[tile]);
-    return;
-  }
+  if (!IsSpilled(layer)) return;
   StartSpill(tile, open_, spills_[next_staging_]);
   next_staging_ = (next_staging_ + 1) % static_cast<int>(staging_.size());
 }
@@ -338,7 +321,7 @@ void HeldGradients::CloseTile(int tile) {
 void HeldGradients::StartSpill(int tile, std::span<std::byte> buffer, Spill& spill) {
   const Tile& t = TileAt(tile);
   spill.layer = t.layer;
-  store_->StartWriteScratch(t.stripe, AreaOffset(tile, half_), buffer, spill.op);
+  store_->StartWriteScratch(t.stripe, AreaOffset(tile, set_), buffer, spill.op);
 }
 
 absl::Status HeldGradients::AwaitSpill(Spill& spill) {
@@ -356,7 +339,6 @@ absl::Status HeldGradients::AwaitSpill(Spill& spill) {
 void HeldGradients::AwaitAllSpills() {
   // Errors are kept in failure_.
   for (Spill& spill : spills_) AwaitSpill(spill).IgnoreError();
-  for (Spill& spill : host_spills_) AwaitSpill(spill).IgnoreError();
 }
 
 bool HeldGradients::AnyHanded() const {
@@ -386,55 +368,9 @@ void HeldGradients::Abandon() {
   std::fill(handed_.begin(), handed_.end(), 0);
 }
 
-// ---- After a crash
-
-absl::Status HeldGradients::Recover(ThreadPool& pool,
-                                    const std::function<absl::Status(double)>& progress) {
-  constexpr int kReadsAhead = 4;
-  const int num_tiles = store_->tiles().num_streamed_tiles();
-  const auto buffer_of = [&](int tile) {
-    const Tile& t = TileAt(tile);
-    // Of what is read again for its update it is only seen here that it is whole.
-    return IsSpilled(t.layer) ? staging_[tile % staging_.size()].first(Bytes(t)) : HostPlace(tile);
-  };
-  const int reads_ahead =
-      std::min(kReadsAhead, static_cast<int>(std::max<size_t>(staging_.size(), 1)));
-  std::vector<IoOp> reads(num_tiles);
-  absl::Status status;
-  for (int started = 0, tile = 0; tile < num_tiles && status.ok(); ++tile) {
-    for (; started < std::min(num_tiles, tile + reads_ahead); ++started) {
-      store_->StartReadScratch(TileAt(started).stripe, AreaOffset(started, half_),
-                               buffer_of(started), reads[started]);
-    }
-    status = store_->engine().Wait(reads[tile]);
-    if (status.ok()) status = VerifyTile(tile, buffer_of(tile), pool);
-    if (status.ok()) status = progress(static_cast<double>(tile + 1) / num_tiles);
-  }
-  for (IoOp& read : reads) status.Update(store_->engine().Wait(read));
-  return status;
-}
-
-absl::Status HeldGradients::VerifyTile(int tile, std::span<const std::byte> gradient,
-                                       ThreadPool& pool) const {
-  std::mutex mutex;
-  absl::Status status;
-  pool.ParallelFor(NumSealParts(TileAt(tile)), [&](int64_t part) {
-    const absl::Status intact = VerifyPartOf(half_, tile, part, gradient);
-    if (intact.ok()) return;
-    const std::lock_guard lock(mutex);
-    status.Update(intact);
-  });
-  return status;
-}
-
 absl::Status HeldGradients::VerifyPart(int tile, int64_t part,
                                        std::span<const std::byte> gradient) const {
-  return VerifyPartOf(update_half_, tile, part, gradient);
-}
-
-absl::Status HeldGradients::VerifyPartOf(int half, int tile, int64_t part,
-                                         std::span<const std::byte> gradient) const {
-  if (store_->unfilled() || seals_[half].Matches(tile, part, gradient, elem_bytes())) {
+  if (store_->unfilled() || seals_[update_set_].Matches(tile, part, gradient, elem_bytes())) {
     return absl::OkStatus();
   }
   const Tile& t = TileAt(tile);
@@ -445,19 +381,19 @@ absl::Status HeldGradients::VerifyPartOf(int half, int tile, int64_t part,
       "of layer '{}') differ from their checksum. The last committed step is not touched by that: "
       "look at 'dmesg' and the drive's health (smartctl -a), then resume",
       file, DeviceNameOf(file), std::min(kSealElems, t.num_elems - first) * elem_bytes(),
-      AreaOffset(tile, half) + first * elem_bytes(), tile,
+      AreaOffset(tile, update_set_) + first * elem_bytes(), tile,
       store_->inventory().layers()[t.layer].name));
 }
 
 const std::byte* HeldGradients::HostTile(int tile) const {
   FOREBAY_CHECK(places_.host_offset_bytes[tile] >= 0);
-  return HostPlace(tile).data();
+  return HostPlace(tile, update_set_).data();
 }
 
 void HeldGradients::StartReadTile(int tile, std::span<std::byte> buffer, IoOp& op) const {
   const Tile& t = TileAt(tile);
   FOREBAY_CHECK(IsSpilled(t.layer));
-  store_->StartReadScratch(t.stripe, AreaOffset(tile, update_half_), buffer.first(Bytes(t)), op);
+  store_->StartReadScratch(t.stripe, AreaOffset(tile, update_set_), buffer.first(Bytes(t)), op);
 }
 
 }  // namespace forebay

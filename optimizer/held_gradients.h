@@ -21,7 +21,6 @@
 #include "forebay/step/layer_gradient.h"
 #include "forebay/swap/records/gradient_seals.h"
 #include "forebay/swap/store/tensor_store.h"
-#include "forebay/swap/store/transfer_buffer.h"
 #include "forebay/swap/tiles/placement.h"
 
 namespace forebay {
@@ -33,12 +32,12 @@ namespace forebay {
 struct GradientPlaces {
   // By tile, of its first element; -1: it is not there.
   std::vector<int64_t> host_offset_bytes;
-  std::vector<int64_t> area_offset_bytes;  // with kAll the same whatever the placement
+  std::vector<int64_t> area_offset_bytes;
   int64_t host_bytes = 0;
   StripeBytes area_bytes;
 };
 GradientPlaces PlaceGradients(const Placement& placement, const TileMap& tiles,
-                              int64_t bytes_per_elem, GradientArea area);
+                              int64_t bytes_per_elem);
 
 // Sums over the stores that have parts of each layer. `sums`: [layers], zero; becomes the sums of
 // squares of whole layers' gradients, for which `add_own` adds to them those of this part, block by
@@ -63,9 +62,9 @@ class GradientSink {
   virtual void Take() = 0;
 };
 
-// Where updates are delayed (UpdateTime::kBesideStep) the area has two halves, each with its
-// checksums: gradients of a step come while those of the step before are still read, and needed
-// where a crash ends both.
+// If updates are delayed (UpdateTime::kAfterNextHand) there are two sets, in RAM and in the area:
+// gradients of a step come while those of the step before are still read. What is handed over goes
+// to the set that no update reads.
 //
 // Owned by one thread, but for StartReadTile, VerifyPart and HostTile.
 class HeldGradients {
@@ -76,9 +75,8 @@ class HeldGradients {
   // to must outlive it. Requires: the store's scratch area has GradientPlaces::area_bytes, at its
   // beginning.
   static absl::StatusOr<std::unique_ptr<HeldGradients>> Create(
-      DType dtype, GradientArea area, const Placement& placement, const TileArithmetic* arithmetic,
-      TensorStore* store, MemoryBudget* budget, std::vector<std::span<std::byte>> staging,
-      Device* device = nullptr);
+      DType dtype, const Placement& placement, const TileArithmetic* arithmetic, TensorStore* store,
+      MemoryBudget* budget, std::vector<std::span<std::byte>> staging, Device* device = nullptr);
   ~HeldGradients();
   HeldGradients(const HeldGradients&) = delete;
   HeldGradients& operator=(const HeldGradients&) = delete;
@@ -93,15 +91,10 @@ class HeldGradients {
   void SetSink(GradientSink* sink) { sink_ = sink; }
   // As OffloadedOptimizer::GradientAreaBytes.
   static StripeBytes AreaBytes(const Placement& placement, const TileMap& tiles,
-                               int64_t bytes_per_elem, GradientArea area);
-  // From here on this half of the area takes what is handed over or recovered. At first it is half
-  // 0. Requires: nothing was handed over since BeginUpdate or Abandon, and no update reads the
-  // half.
-  void SetHalf(int half);
-  int half() const { return half_; }
-  int num_halves() const { return static_cast<int>(seals_.size()); }
-  // From here on, until the next call, reads are of what was handed over or recovered so far.
-  void BeginUpdate() { update_half_ = half_; }
+                               int64_t bytes_per_elem);
+  // From here on, until the next call, reads are of what was handed over so far, and what is handed
+  // over goes to the other set, if there are two. Requires: no update reads that one.
+  void BeginUpdate();
   // UsageError if the gradient may not be handed over now: it is not `next`, too long, or no
   // multiple of kNormBlockElems. `on_its_way`: a layer that counts as handed over; -1: none.
   absl::Status CheckHand(const LayerGradient& gradient, NextGradient next, int on_its_way) const;
@@ -111,21 +104,13 @@ class HeldGradients {
   // held as zero whatever they are, in order. Requires: CheckHand and CheckPadding.
   absl::Status Hand(const LayerGradient& gradient, ThreadPool& pool,
                     std::span<const ElemRange> as_zeros = {});
-  // Whether any layer was handed over since Finish, Recover or Abandon.
+  // Whether any layer was handed over since Finish or Abandon.
   bool AnyHanded() const;
   // Waits until the gradients of the area are written. UsageError names the first layer that was
   // not handed over; nothing is changed then.
   absl::Status Finish();
   // Forgets what was handed over.
   void Abandon();
-
-  // Takes the gradients of a step from the area (GradientArea::kAll), where another process left
-  // them, with the checksums in seals_table(). CorruptError when they are not what they were.
-  // `progress` is told the share that is read, tile by tile; an error of it is returned at once,
-  // and nothing is changed in the area.
-  absl::Status Recover(ThreadPool& pool, const std::function<absl::Status(double)>& progress);
-  // The checksums of all gradients of the area (swap/records/gradient_seals.h).
-  std::span<std::byte> seals_table() const { return seals_[half_].table(); }
 
   // The sum over the layer's rounded gradient; not finite when one of its elements is not.
   double sum_of_squares(int layer) const { return layer_sums_[layer]; }
@@ -140,18 +125,18 @@ class HeldGradients {
   absl::Status VerifyPart(int tile, int64_t part, std::span<const std::byte> gradient) const;
 
  private:
-  HeldGradients(DType dtype, GradientArea area, const Placement& placement,
-                const TileArithmetic* arithmetic, TensorStore* store,
-                std::vector<std::span<std::byte>> staging, std::vector<GradientSeals> seals);
+  HeldGradients(DType dtype, const Placement& placement, const TileArithmetic* arithmetic,
+                TensorStore* store, std::vector<std::span<std::byte>> staging,
+                std::vector<GradientSeals> seals);
   int64_t elem_bytes() const { return SizeOf(dtype_); }
   int64_t Bytes(const Tile& tile) const { return tile.num_elems * elem_bytes(); }
   const Tile& TileAt(int tile) const { return store_->tiles().tiles()[tile]; }
-  std::span<std::byte> HostPlace(int tile) const {
-    return host_.subspan(places_.host_offset_bytes[tile], Bytes(TileAt(tile)));
+  std::span<std::byte> HostPlace(int tile, int set) const {
+    return host_.bytes().subspan(places_.host_offset_bytes[tile] + set * places_.host_bytes,
+                                 Bytes(TileAt(tile)));
   }
-  bool IsInArea(int tile) const { return places_.area_offset_bytes[tile] >= 0; }
-  int64_t AreaOffset(int tile, int half) const {
-    return places_.area_offset_bytes[tile] + half * places_.area_bytes[TileAt(tile).stripe];
+  int64_t AreaOffset(int tile, int set) const {
+    return places_.area_offset_bytes[tile] + set * places_.area_bytes[TileAt(tile).stripe];
   }
   // A gradient on its way to the area.
   struct Spill {
@@ -177,28 +162,20 @@ class HeldGradients {
   void StartSpill(int tile, std::span<std::byte> buffer, Spill& spill);
   absl::Status AwaitSpill(Spill& spill);
   void AwaitAllSpills();
-  absl::Status VerifyTile(int tile, std::span<const std::byte> gradient, ThreadPool& pool) const;
-  absl::Status VerifyPartOf(int half, int tile, int64_t part,
-                            std::span<const std::byte> gradient) const;
 
   const DType dtype_;
   const Placement& placement_;
   const TileArithmetic* const arithmetic_;
   TensorStore* const store_;
   const GradientPlaces places_;
-  std::vector<GradientSeals> seals_;  // by half
-  int half_ = 0;                      // of what is handed over
-  int update_half_ = 0;               // of what is read for an update
-  // One of them, for the gradients in host memory: transfers go from it only with kAll, and what is
-  // registered for transfers is locked in memory.
-  HostBuffer host_memory_;
-  TransferBuffer transfer_memory_;
-  std::span<std::byte> host_;
+  std::vector<GradientSeals> seals_;            // by set
+  int set_ = 0;                                 // of what is handed over
+  int update_set_ = 0;                          // of what is read for an update
+  HostBuffer host_;                             // the gradients in RAM, of one set after the other
   std::vector<std::vector<Padding>> paddings_;  // by layer
   std::vector<std::span<std::byte>> staging_;
   GradientSink* sink_ = nullptr;
-  std::vector<Spill> spills_;       // by staging buffer
-  std::vector<Spill> host_spills_;  // by tile, from host memory; empty with kSpilled
+  std::vector<Spill> spills_;  // by staging buffer
   int next_staging_ = 0;
   int64_t num_taken_elems_ = 0;     // of the layer whose parts are being handed over
   std::span<std::byte> open_;       // of the tile that was begun last

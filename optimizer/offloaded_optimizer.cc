@@ -11,7 +11,6 @@
 #include "forebay/base/check.h"
 #include "forebay/base/clock.h"
 #include "forebay/base/errors.h"
-#include "forebay/optimizer/intent_words.h"
 #include "forebay/optimizer/offloaded_optimizer_impl.h"
 
 namespace forebay {
@@ -29,7 +28,7 @@ bool HasSameScalars(const UpdateScalars& a, const UpdateScalars& b) {
 
 absl::Status OffloadedOptimizer::SetGroups(std::span<const ParameterGroup> groups) {
   return impl_->tensors->SetGroups(groups,
-                                   /*may_freeze=*/!impl_->StepIsOpen() || impl_->is_recovered);
+                                   /*may_freeze=*/!impl_->StepIsOpen());
 }
 
 absl::Status OffloadedOptimizer::Impl::CheckHand(const LayerGradient& gradient) const {
@@ -62,12 +61,8 @@ absl::Status OffloadedOptimizer::Impl::CheckHand(const LayerGradient& gradient) 
 
 // Requires: the gradient fits, as Hand has checked.
 absl::Status OffloadedOptimizer::Impl::BeginTaking(int layer, std::span<const int> missing) {
-  ChooseHalf();
   // Updates beside the passes have the staging buffers to themselves.
   if (speculation == nullptr && delays == nullptr) staged->ReadEarly(due_tiles);
-  if (delayed_is_pending && !gradients->IsSpilled(layer)) {
-    FOREBAY_RETURN_IF_ERROR(delays->AwaitTile(tiles.first_tile(layer + 1) - 1));
-  }
   tensors->Hand(layer, missing);
   if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
   tensors->Prepare(layer);  // before its first tile is taken
@@ -82,6 +77,7 @@ void OffloadedOptimizer::Impl::EndTaking(int layer) {
   if (!is_finite && first_nonfinite_layer < 0) first_nonfinite_layer = layer;
   handed_squares += sum_of_squares;
   if (speculates && !(handed_squares <= most_squares)) speculation->Decline();
+  if (delayed_is_pending) delays->TakeHeld(tiles.first_tile(layer + 1) - tiles.first_tile(layer));
 }
 
 absl::Status OffloadedOptimizer::Impl::Take(const LayerGradient& gradient, ThreadPool& compute) {
@@ -132,15 +128,6 @@ absl::Status OffloadedOptimizer::Impl::Land() {
   FOREBAY_ASSIGN_OR_RETURN(const LayerGradient gradient, landing->Land());
   FOREBAY_RETURN_IF_ERROR(gradients->CheckPadding(gradient));
   return Take(gradient, *compute);
-}
-
-// The half of the gradient area, by the number of the step to come: so what an update needs that is
-// not committed is never written over, and whoever goes on after a crash finds it.
-void OffloadedOptimizer::Impl::ChooseHalf() {
-  const int64_t committed = store->committed().step;
-  const bool one_is_to_commit = delayed_is_pending || committed == delayed_from;
-  const int64_t to_come = committed + (one_is_to_commit ? 2 : 1);
-  gradients->SetHalf(static_cast<int>(to_come % gradients->num_halves()));
 }
 
 // With all of it written, so that whoever reads a layer next finds what was made of it.
@@ -195,62 +182,6 @@ absl::StatusOr<GradientStats> OffloadedOptimizer::FinishBackward() {
   return stats;
 }
 
-absl::Status OffloadedOptimizer::PublishIntent(int64_t step, const Json& trainer) {
-  if (impl_->options.gradient_area != GradientArea::kAll) {
-    return UsageError(fmt::format(
-        "optimizer: the gradients of step {} are to outlive a crash, and not all are kept on the "
-        "disk. Make the optimizer with GradientArea::kAll",
-        step));
-  }
-  if (!impl_->backward_finished) {
-    return UsageError(
-        fmt::format("optimizer: the gradients of step {} are to outlive a crash, and its backward "
-                    "pass has not ended. Publish them between FinishBackward and BeginUpdate",
-                    step));
-  }
-  if (step % impl_->gradients->num_halves() != impl_->gradients->half()) {
-    return UsageError(fmt::format(
-        "optimizer: the gradients of step {} are to outlive a crash, and lie where those of an {} "
-        "step do. Publish them as those of the step after the one that is committed or pending",
-        step, impl_->gradients->half() == 0 ? "even" : "odd"));
-  }
-  return impl_->store->PublishIntent({step, SizeOf(impl_->options.gradient_dtype),
-                                      EncodeIntentWords(trainer, impl_->tensors->LeftAlone())},
-                                     impl_->gradients->seals_table());
-}
-
-RecoveredGradients OffloadedOptimizer::RecoverGradients(
-    const std::function<absl::Status(double)>& progress) {
-  RecoveredGradients recovered;
-  const bool is_kept = impl_->options.gradient_area == GradientArea::kAll;
-  if (!is_kept || impl_->StepIsOpen() || AnyUpdateIsDue()) {
-    recovered.damage = UsageError(
-        "optimizer: kept gradients are looked for where none are kept, or in the midst of a step. "
-        "Look for them once, before the first step, with GradientArea::kAll");
-    return recovered;
-  }
-  impl_->ChooseHalf();
-  absl::StatusOr<std::optional<StepIntent>> intent =
-      impl_->store->FindIntent(impl_->gradients->seals_table());
-  recovered.damage = intent.status();
-  if (!intent.ok() || !intent->has_value() ||
-      (*intent)->gradient_elem_bytes != SizeOf(impl_->options.gradient_dtype)) {
-    return recovered;
-  }
-  absl::StatusOr<IntentWords> words =
-      DecodeIntentWords((*intent)->trainer, impl_->store->inventory().tensors().size());
-  recovered.damage = words.status();
-  if (recovered.damage.ok()) {
-    recovered.damage = impl_->gradients->Recover(impl_->pool, progress);
-  }
-  if (!recovered.damage.ok()) return recovered;
-  recovered.intent = *std::move(intent);
-  recovered.intent->trainer = std::move(words->trainer);
-  impl_->tensors->Recover(words->left_alone);
-  impl_->backward_finished = impl_->is_recovered = true;
-  return recovered;
-}
-
 void OffloadedOptimizer::AbandonStep() {
   const bool was_expected =
       impl_->expects_speculation.exchange(false, std::memory_order_relaxed) && !impl_->AnyIsDue();
@@ -270,7 +201,7 @@ void OffloadedOptimizer::AbandonStep() {
   }
   impl_->handed_squares = 0;
   impl_->first_nonfinite_layer = -1;
-  impl_->backward_finished = impl_->is_recovered = false;
+  impl_->backward_finished = false;
 }
 
 absl::Status OffloadedOptimizer::Impl::CheckBeginUpdate(const UpdateScalars& scalars,
@@ -295,9 +226,8 @@ absl::Status OffloadedOptimizer::Impl::CheckBeginUpdate(const UpdateScalars& sca
                   "Give the same, or abandon the step and begin it again");
   }
   const bool writes_all = writes_resident == ResidentWrites::kNow;
-  if (!writes_all && (speculation != nullptr || timing == UpdateTiming::kDelayed)) {
-    return misuse("with deferred writes, and is speculative or delayed",
-                  "Begin it with ResidentWrites::kNow");
+  if (!writes_all && speculation != nullptr) {
+    return misuse("with deferred writes, and is speculative", "Begin it with ResidentWrites::kNow");
   }
   if (timing == UpdateTiming::kDelayed && delays == nullptr) {
     return misuse("delayed, and the placement delays none", "Begin it as a lazy one");
@@ -307,7 +237,7 @@ absl::Status OffloadedOptimizer::Impl::CheckBeginUpdate(const UpdateScalars& sca
 
 void OffloadedOptimizer::Impl::TakeStep(const UpdateScalars& scalars,
                                         ResidentWrites writes_resident) {
-  backward_finished = is_recovered = false;
+  backward_finished = false;
   // An update that speculation has begun keeps its groups.
   if (!std::exchange(speculates, false)) tensors->TakeGroups();
   tensors->BeginUpdate();

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,8 +46,6 @@ struct OffloadedOptimizerOptions {
   // What is computed instead of the rule; must outlive the optimizer. nullptr: the rule.
   const TileArithmetic* arithmetic = nullptr;
   DType gradient_dtype = DType::kBF16;  // what Hand rounds to
-  // kAll: for PublishIntent. The store has an intent file and two slots then.
-  GradientArea gradient_area = GradientArea::kSpilled;
   // Where Hand's gradients may lie, and state that the placement has on a device, and its memory;
   // nullptr: all in RAM.
   Device* device = nullptr;
@@ -76,14 +73,6 @@ struct OffloadedOptimizerOptions {
 struct GradientStats {
   double norm = 0;                 // L2 norm of the gradients as handed over (rounded)
   int first_nonfinite_layer = -1;  // in the order of Hand: where it arose; -1: all finite
-};
-
-// What a crash has left of a step's gradients.
-struct RecoveredGradients {
-  std::optional<StepIntent> intent;  // of those that were taken over
-  // Why what was there is not used: CorruptError, StorageError where it cannot be read, or what
-  // `progress` said.
-  absl::Status damage;
 };
 
 // When the tiles that live in memory go to the store.
@@ -143,8 +132,7 @@ class OffloadedOptimizer : public TileUpdater {
   const UpdateModes& modes() const { return *modes_; }
 
   // The settings of the groups, as many as at creation, from the next update that begins on: not of
-  // one that is due, pending or has begun. What is frozen changes between steps alone, or where
-  // gradients were recovered. UsageError.
+  // one that is due, pending or has begun. What is frozen changes only between steps. UsageError.
   absl::Status SetGroups(std::span<const ParameterGroup> groups);
 
   // Takes over the finished gradient of a layer, already a mean over the step's tokens, or a part
@@ -162,17 +150,6 @@ class OffloadedOptimizer : public TileUpdater {
   // Waits for spilled gradients to be written. StorageError;
   // UsageError names the first layer that was not handed over.
   absl::StatusOr<GradientStats> FinishBackward();
-  // Makes the gradients of the step, which tensors it leaves alone, and what `trainer` says of its
-  // update, outlive a crash (TensorStore::PublishIntent). After FinishBackward. Requires: the
-  // commit of the step before. StorageError, UsageError.
-  absl::Status PublishIntent(int64_t step, const Json& trainer);
-  // Whether PublishIntent of another process left the gradients of the step after the committed
-  // one. If so they are taken over, as if FinishBackward had returned, for BeginUpdate, with the
-  // tensors that it leaves alone; the groups are the caller's to make what they were. `progress` is
-  // told the share that is read; an error of it ends that, is RecoveredGradients::damage, and
-  // leaves them to the next process. The damage is a UsageError without GradientArea::kAll, or
-  // where something was handed over.
-  RecoveredGradients RecoverGradients(const std::function<absl::Status(double)>& progress);
   // Makes every layer's update due, and starts reading state. After FinishBackward, when every
   // update of the step before was applied. UsageError; the error of an update before this one.
   absl::Status BeginUpdate(const UpdateScalars& step,

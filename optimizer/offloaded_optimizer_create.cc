@@ -67,7 +67,7 @@ int64_t StagingBytesOf(const OffloadedOptimizerOptions& options, const StagingSh
           ? GradientLanding::ChargedBytes(options.gradient_dtype, LandingElems(options, tiles))
           : 0;
   const int num_ring_tiles = latest == UpdateTime::kAfterHand ? options.num_gradient_tiles : 0;
-  const int num_tables = latest == UpdateTime::kBesideStep ? 2 : 1;
+  const int num_tables = latest == UpdateTime::kAfterNextHand ? 2 : 1;
   return landing_bytes + options.num_staging_tiles * shape.Total() +
          num_ring_tiles * tiles.max_tile_elems() * SizeOf(options.gradient_dtype) +
          num_tables * GradientSeals::TableBytes(tiles);
@@ -94,7 +94,7 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
   shape.state_bytes = tiles.max_state_bytes();
   shape.gradient_bytes = tiles.max_tile_elems() * SizeOf(options.gradient_dtype);
   if (options.may_update != UpdateTime::kOnRead) shape.weight_bytes = tiles.max_weight_bytes();
-  if (options.may_update == UpdateTime::kBesideStep) shape.spill_bytes = shape.gradient_bytes;
+  if (options.may_update == UpdateTime::kAfterNextHand) shape.spill_bytes = shape.gradient_bytes;
   return StagingBytesOf(options, shape, options.may_update, tiles) +
          DeviceStateBytes(options.may_have_state_on_device, tiles);
 }
@@ -102,9 +102,9 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
 int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& options,
                                          const Placement& placement, const TileMap& tiles) {
   const auto any = [&](UpdateTime time) { return placement.NumUpdated(time) > 0; };
-  const UpdateTime latest = any(UpdateTime::kBesideStep)  ? UpdateTime::kBesideStep
-                            : any(UpdateTime::kAfterHand) ? UpdateTime::kAfterHand
-                                                          : UpdateTime::kOnRead;
+  const UpdateTime latest = any(UpdateTime::kAfterNextHand) ? UpdateTime::kAfterNextHand
+                            : any(UpdateTime::kAfterHand)   ? UpdateTime::kAfterHand
+                                                            : UpdateTime::kOnRead;
   return StagingBytesOf(options, StagingShapeOf(options, placement, tiles), latest, tiles) +
          DeviceStateBytes(placement.AnyOnDevice(), tiles);
 }
@@ -112,8 +112,7 @@ int64_t OffloadedOptimizer::StagingBytes(const OffloadedOptimizerOptions& option
 StripeBytes OffloadedOptimizer::GradientAreaBytes(const OffloadedOptimizerOptions& options,
                                                   const Placement& placement,
                                                   const TileMap& tiles) {
-  return HeldGradients::AreaBytes(placement, tiles, SizeOf(options.gradient_dtype),
-                                  options.gradient_area);
+  return HeldGradients::AreaBytes(placement, tiles, SizeOf(options.gradient_dtype));
 }
 
 absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
@@ -135,9 +134,9 @@ absl::StatusOr<std::unique_ptr<OffloadedOptimizer>> OffloadedOptimizer::Create(
   std::vector<std::span<std::byte>> gradient_staging;
   for (const StagingBuffer& buffer : impl->staging) gradient_staging.push_back(buffer.spill);
   FOREBAY_ASSIGN_OR_RETURN(
-      impl->gradients, HeldGradients::Create(options.gradient_dtype, options.gradient_area,
-                                             impl->placement, &impl->arithmetic(), store, budget,
-                                             std::move(gradient_staging), impl->PinsFor()));
+      impl->gradients,
+      HeldGradients::Create(options.gradient_dtype, impl->placement, &impl->arithmetic(), store,
+                            budget, std::move(gradient_staging), impl->PinsFor()));
   if (options.sum_over_parts) {
     FOREBAY_RETURN_IF_ERROR(impl->gradients->KeepBlockSums(budget));
   }
@@ -204,7 +203,7 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
   }
   if (placement.NumUpdated(UpdateTime::kAfterHand) == 0) return absl::OkStatus();
   // Tiles are written over until a commit.
-  FOREBAY_CHECK(store->num_slots() > 1 && options.gradient_area == GradientArea::kSpilled);
+  FOREBAY_CHECK(store->num_slots() > 1);
   std::vector<int> order =
       TilesAsHanded([this](int layer) { return !placement.WaitsForNorm(layer); });
   FOREBAY_CHECK(static_cast<int>(order.size() + due_tiles.size()) == tiles.num_streamed_tiles());
@@ -232,10 +231,9 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
 }
 
 absl::Status OffloadedOptimizer::Impl::MakeDelays() {
-  const int64_t num_delayed = placement.NumUpdated(UpdateTime::kBesideStep);
+  const int64_t num_delayed = placement.NumUpdated(UpdateTime::kAfterNextHand);
   if (num_delayed == 0) return absl::OkStatus();
-  FOREBAY_CHECK(store->num_slots() > 1 && num_delayed == tiles.num_streamed_layers());
-  FOREBAY_CHECK(std::ranges::count(placement.weights, Tier::kHost) == 0);
+  FOREBAY_CHECK(num_delayed == tiles.num_streamed_layers());
   std::vector<int> order = TilesAsHanded([](int /*layer*/) { return true; });
   FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_streamed_tiles());
   FOREBAY_ASSIGN_OR_RETURN(

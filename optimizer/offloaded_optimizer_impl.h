@@ -74,7 +74,6 @@ struct OffloadedOptimizer::Impl {
   absl::Status UpdateTile(int tile, std::span<std::byte> weights);
   // Behind that of its last tile.
   void EndUpdateOf(int layer);
-  void ChooseHalf();
   absl::Status UpdateBeside(int tile, const StagingBuffer& buffer,
                             std::span<const std::byte> gradient);
   // Where the state of `tile` is in RAM; empty: it is on the device.
@@ -161,7 +160,6 @@ struct OffloadedOptimizer::Impl {
 
   // Training thread.
   bool delayed_is_pending = false;
-  int64_t delayed_from = -1;  // the committed step when the last delayed update began
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
   NextGradient next;
@@ -175,7 +173,6 @@ struct OffloadedOptimizer::Impl {
   double handed_squares = 0;
   bool speculation_is_complete = true;  // of FinishBackward
   bool backward_finished = false;
-  bool is_recovered = false;                       // backward_finished, by another process
   int first_nonfinite_layer = -1;                  // of what was handed over so far
   UpdateScalars step;                              // of the updates that are due
   ResidentWrites resident = ResidentWrites::kNow;  // the same

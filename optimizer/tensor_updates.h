@@ -43,10 +43,6 @@ class TensorUpdates {
   std::span<const ElemRange> AsZeros() const { return as_zeros_; }
   // By tensor, whether an update of what was handed over leaves it alone.
   std::vector<uint8_t> LeftAlone() const;
-  // Another process handed gradients over, but none of these tensors.
-  void Recover(std::span<const uint8_t> left_alone) {
-    without_.assign(left_alone.begin(), left_alone.end());
-  }
   void AbandonStep();
 
   // ---- The update.

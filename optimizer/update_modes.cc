@@ -71,17 +71,17 @@ bool UpdateModes::SpeculationIsComplete() const {
 
 // ---- Delay -------------------------------------------------------------------------------------
 
-absl::Status UpdateModes::BeginDelayedUpdate(const UpdateScalars& step) {
-  FOREBAY_RETURN_IF_ERROR(CheckBeginDelayedUpdate(step));
-  impl_->TakeStep(step, ResidentWrites::kNow);
+absl::Status UpdateModes::BeginDelayedUpdate(const UpdateScalars& step, ResidentWrites resident) {
+  FOREBAY_RETURN_IF_ERROR(CheckBeginDelayedUpdate(step, resident));
+  impl_->TakeStep(step, resident);
   impl_->delayed_is_pending = true;
-  impl_->delayed_from = impl_->store->committed().step;
-  impl_->delays->BeginAll();
+  impl_->delays->Begin();
   return absl::OkStatus();
 }
 
-absl::Status UpdateModes::CheckBeginDelayedUpdate(const UpdateScalars& step) const {
-  return impl_->CheckBeginUpdate(step, ResidentWrites::kNow, UpdateTiming::kDelayed);
+absl::Status UpdateModes::CheckBeginDelayedUpdate(const UpdateScalars& step,
+                                                  ResidentWrites resident) const {
+  return impl_->CheckBeginUpdate(step, resident, UpdateTiming::kDelayed);
 }
 
 bool UpdateModes::DelayedUpdateIsPending() const {
@@ -93,6 +93,7 @@ absl::Status UpdateModes::FinishDelayedUpdate(absl::FunctionRef<void()> meanwhil
   const Stopwatch stopwatch;
   const TraceScope trace(Activity::kHandOver);
   bool all = false;
+  impl_->delays->TakeAllHeld();
   absl::Status status = impl_->delays->End(all, meanwhile);
   status.Update(impl_->writes->AwaitAll(meanwhile));
   {

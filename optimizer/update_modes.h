@@ -5,8 +5,8 @@
 // - Speculation (kAfterHand): gradients are applied as they are handed over, to the slot that is
 //   not committed, in the hope that nothing has to be clipped. Where that fails the step is
 //   computed again, from the committed slot.
-// - Delay (kBesideStep): updates are applied to the other slot while the next step reads the
-//   committed one.
+// - Delay (kAfterNextHand): a layer is updated when the next step has used its weights, which so
+//   are those of before the update.
 #pragma once
 
 #include <cstddef>
@@ -55,18 +55,17 @@ class UpdateModes {
 
   // ---- Delay
 
-  // BeginUpdate where the placement delays updates: starts applying them, from the committed slot
-  // to the other. Gradients of the next step may be handed over meanwhile, each of which waits
-  // until the update has used that of its layer. Every step has to be committed. Requires: all that
-  // was written to the store is committed, TensorStore::BeginWriting. UsageError; the error of an
-  // update before this one.
-  absl::Status BeginDelayedUpdate(const UpdateScalars& step);
+  // BeginUpdate where the placement delays updates: makes one pending. Of the next step, which
+  // reads the weights as they are, each layer is updated once its gradient is handed over, or all
+  // are in FinishDelayedUpdate. UsageError; the error of an update before this one.
+  absl::Status BeginDelayedUpdate(const UpdateScalars& step, ResidentWrites resident);
   // The error that it would return, with nothing begun.
-  absl::Status CheckBeginDelayedUpdate(const UpdateScalars& step) const;
+  absl::Status CheckBeginDelayedUpdate(const UpdateScalars& step, ResidentWrites resident) const;
   // Since BeginDelayedUpdate, until FinishDelayedUpdate returns without an error.
   bool DelayedUpdateIsPending() const;
-  // Waits until a pending update is applied and written, so that the store may commit it. The first
-  // error; it stays.
+  // Applies what is left of a pending update, and waits for its writes. The window then still has
+  // the weights of before, until Swapper::ForgetUpdatedOutside. The first error; it stays.
+  // Requires: no layer is lent.
   absl::Status FinishDelayedUpdate(absl::FunctionRef<void()> meanwhile = [] {});
 
  private:

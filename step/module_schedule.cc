@@ -13,9 +13,6 @@ class Builder {
  public:
   explicit Builder(std::span<const UpdateTime> update_times) : update_times_(update_times) {
     FOREBAY_CHECK(!update_times.empty());
-    for (int layer = last(); layer >= 0; --layer) {
-      if (TimeOf(layer) == UpdateTime::kBesideStep) Update(layer);
-    }
   }
 
   int last() const { return static_cast<int>(update_times_.size()) - 1; }
@@ -26,7 +23,7 @@ class Builder {
   }
   void Hand(int layer) {
     Add(kHand, layer);
-    if (TimeOf(layer) == UpdateTime::kAfterHand) Update(layer);
+    if (TimeOf(layer) != UpdateTime::kOnRead) Update(layer);
   }
   StepSchedule Take() { return std::move(schedule_); }
 

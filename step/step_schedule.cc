@@ -33,9 +33,6 @@ class ChainBuilder {
   std::vector<Operation> Take() { return std::move(operations_); }
 
   void Step() {
-    for (int layer = last(); layer >= 0; --layer) {
-      if (UpdateTimeOf(layer) == UpdateTime::kBesideStep) Update(layer);
-    }
     for (int layer = 0; layer < last(); ++layer) {
       ReadUpToDate(layer);
       if (layer >= last() - chain_.num_saving) Add(kSave, layer);
@@ -119,7 +116,7 @@ class ChainBuilder {
 
   void Hand(int layer) {
     Add(kHand, layer);
-    if (UpdateTimeOf(layer) == UpdateTime::kAfterHand) Update(layer);
+    if (UpdateTimeOf(layer) != UpdateTime::kOnRead) Update(layer);
   }
 
   void Keep(int layer) {

@@ -14,9 +14,9 @@ namespace forebay {
 
 // When a layer is updated.
 enum class UpdateTime : uint8_t {
-  kOnRead,      // when the next step's forward pass reads it
-  kAfterHand,   // when its gradients are complete, before all norms are known
-  kBesideStep,  // beside the whole next step, which does not see it
+  kOnRead,         // when the next step's forward pass reads it
+  kAfterHand,      // when its gradients are complete, before all norms are known
+  kAfterNextHand,  // when those of the next step are complete, which does not see the update
 };
 
 struct StepSchedule {

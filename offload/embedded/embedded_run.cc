@@ -46,11 +46,6 @@ absl::StatusOr<std::unique_ptr<EmbeddedRun>> EmbeddedRun::Plan(EmbeddedOptions o
   if (options.offload.nvme.empty()) {
     return UsageError("no folder is named for the store. Name at least one");
   }
-  if (options.commits_on_demand && options.offload.durability == Durability::kReplay) {
-    return UsageError(
-        "gradients that are kept for a crash (replay) are those of the step after the committed "
-        "one, so every step is committed. Leave out that commits are made when asked for alone");
-  }
   std::unique_ptr<EmbeddedRun> run(new EmbeddedRun(std::move(options), std::move(inventory)));
   FOREBAY_RETURN_IF_ERROR(run->TakePartOfRank());
   MachineLimits limits = LimitsOfMachine(run->options_.offload.nvme);
@@ -86,12 +81,6 @@ absl::Status EmbeddedRun::TakePartOfRank() {
         fmt::format("zero_stage is {}, and has to be from 0 to 3", options_.zero_stage));
   }
   if (options_.ranks == nullptr) return absl::OkStatus();
-  if (options_.offload.durability == Durability::kReplay) {
-    return UsageError(fmt::format(
-        "{} ranks train together, and gradients that are kept for a crash (replay) are not there "
-        "for several. Take the durability of steps",
-        num_ranks()));
-  }
   const int rank = options_.ranks->rank();
   folders = FoldersOfRank(folders, rank, num_ranks());
   if (options_.zero_stage == 0) return absl::OkStatus();
@@ -355,10 +344,7 @@ absl::Status EmbeddedRun::Open() {
     limits.disks[i].weight = store->tiles().stripe_weights()[i];
   }
   FOREBAY_RETURN_IF_ERROR(MakePlan(limits, /*store_exists=*/true));
-  FOREBAY_RETURN_IF_ERROR(Begin(std::move(store)));
-  const absl::Status status = ApplyKeptGradients();
-  if (!status.ok()) session_.reset();
-  return status;
+  return Begin(std::move(store));
 }
 
 // Brings it to the step that the stores of all ranks have.
@@ -424,19 +410,6 @@ absl::Status EmbeddedRun::ReadTensor(int tensor, TensorPlane plane, int64_t firs
                         [&](int64_t first_in_part, std::span<float> part) {
                           return store.ReadTensor(own, plane, first_in_part, part);
                         });
-}
-
-// Without them the committed step stands: damage costs no more than the step that a crash cut off.
-absl::Status EmbeddedRun::ApplyKeptGradients() {
-  const RecoveredUpdate recovered = session_->Recover([this](double) {
-    return TakeStop() ? InterruptedError("stopped on request") : absl::OkStatus();
-  });
-  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
-  if (!recovered.damage.ok()) {
-    note_ = fmt::format("the gradients that were kept of step {} are not used: {}",
-                        session_->committed_step() + 1, MessageOf(recovered.damage));
-  }
-  return recovered.kept.has_value() ? session_->ApplyRecovered() : absl::OkStatus();
 }
 
 absl::Status EmbeddedRun::Begin(std::unique_ptr<TensorStore> store) {

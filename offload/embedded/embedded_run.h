@@ -65,8 +65,6 @@ class EmbeddedRun {
   void Abort(const absl::Status& why);
   // The engine in words, once it was opened.
   const std::string& engine_line() const { return engine_.line; }
-  // One line about what Open found and left out; "": nothing.
-  const std::string& note() const { return note_; }
   MemoryBudget& budget() { return *budget_; }
 
   // Whether a store lies in the folders, whole or damaged: of every rank, if there are several. One
@@ -142,7 +140,6 @@ class EmbeddedRun {
   absl::StatusOr<StateToCopy> OpenStateToCopy(const std::vector<std::string>& folders) const;
   absl::StatusOr<std::unique_ptr<TensorStore>> FinishCopy(const StateToCopy& from);
   absl::Status Begin(std::unique_ptr<TensorStore> store);
-  absl::Status ApplyKeptGradients();
 
   EmbeddedOptions options_;
   const Inventory inventory_;
@@ -151,7 +148,6 @@ class EmbeddedRun {
   OffloadPlan plan_;
   std::atomic<bool> stopped_{false};
   absl::Status why_unclear_;  // the error of the last Exists
-  std::string note_;
   // In this order, so that each is destroyed before what it uses.
   std::unique_ptr<MemoryBudget> budget_;
   OpenedEngine engine_;

@@ -21,7 +21,7 @@ ABI_VERSION = 1
 
 DTYPES = {"f32": 0, "bf16": 1, "f16": 2}
 DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-DURABILITIES = {"auto": 0, "none": 1, "step": 2, "replay": 3}
+DURABILITIES = {"auto": 0, "none": 1, "step": 2}
 ENGINES = {"auto": 0, "uring": 1, "libaio": 2, "threads": 3}
 PLANES = {"master": 0, "m": 1, "v": 2, "weight": 3, "raw": 4}
 PLANE_BYTES = {"master": 4, "m": 4, "v": 4, "weight": 2, "raw": 1}

@@ -211,9 +211,8 @@ class Layers(Owned):
                            len(paths))
 
     def open(self) -> None:
-        """Opens the newest committed step; under durability "replay" the gradients that a crash has left are applied.
-        BadInputError: there is no store. UsageError: it has other tensors than the inventory. CorruptError: it is
-        damaged."""
+        """Opens the newest committed step. BadInputError: there is no store. UsageError: it has other tensors than the
+        inventory. CorruptError: it is damaged."""
         self._wait_or_stop(lib.forebay_layers_open)
 
     # ---- Weights

@@ -1,5 +1,5 @@
 // Checksums of the gradients that lie in a store's scratch area: of every part of a tile
-// (tile_seals.h), in one table that can be written as it is (docs/formats.md, "intent.fbs").
+// (tile_seals.h), in one table.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,6 @@ class GradientSeals {
   void Seal(int tile, int64_t part, std::span<const std::byte> gradient, int64_t elem_bytes);
   bool Matches(int tile, int64_t part, std::span<const std::byte> gradient,
                int64_t elem_bytes) const;
-
-  // Aligned for direct I/O.
-  std::span<std::byte> table() const { return memory_.bytes(); }
 
  private:
   GradientSeals(const TileMap& tiles, HostBuffer memory);

@@ -115,7 +115,7 @@ TensorStore::~TensorStore() = default;
 
 int64_t TensorStore::LargestFileBytes(const TileMap& tiles, int num_slots,
                                       const StripeBytes& scratch_bytes, StoreFiles files) {
-  int64_t largest_bytes = files.records ? IntentBytes(tiles) : 0;
+  int64_t largest_bytes = 0;
   for (const int64_t bytes : scratch_bytes) largest_bytes = std::max(largest_bytes, bytes);
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
     largest_bytes =
@@ -162,7 +162,7 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   std::vector<StoreFolder> folders;
   const StoreFiles& files = options.files;
   const bool any_file = files.weights || files.state || Total(options.scratch_bytes) > 0;
-  FOREBAY_CHECK(files.records || (options.num_slots == 1 && !options.has_intents));
+  FOREBAY_CHECK(files.records || options.num_slots == 1);
   FOREBAY_CHECK(!files.records || (files.weights && files.state));
   if (any_file) {
     FOREBAY_ASSIGN_OR_RETURN(folders, ClaimFolders(options.directories));
@@ -179,7 +179,6 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   impl->finished_by_owner = options.finished_by_owner;
   StripeBytes needed_bytes =
       DiskBytes(impl->tiles, options.num_slots, options.scratch_bytes, files);
-  if (options.has_intents) needed_bytes[0] += IntentBytes(impl->tiles);
   if (options.unfilled) needed_bytes.assign(num_stripes, 0);
   absl::Status status;
   if (any_file) {
@@ -191,7 +190,6 @@ absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::Create(const StoreOpti
   }
   if (status.ok()) status = impl->CreateFiles();
   if (status.ok() && any_file) status = impl->EnsureScratchArea(options.scratch_bytes);
-  if (status.ok() && options.has_intents) status = impl->EnsureIntentFile();
   if (status.ok()) status = impl->Flush(impl->files);
   if (status.ok()) status = impl->WriteManifests();
   if (!status.ok()) {
@@ -320,34 +318,19 @@ absl::Status TensorStore::Impl::EnsureScratchArea(const StripeBytes& size_bytes)
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::EnsureScratchArea(const StripeBytes& size_bytes, GradientArea area) {
-  FOREBAY_RETURN_IF_ERROR(CheckScratchArea(size_bytes, area));
-  FOREBAY_RETURN_IF_ERROR(Annotate(impl_->EnsureScratchArea(size_bytes),
-                                   fmt::format("making a scratch area in {}", impl_->Where())));
-  if (area == GradientArea::kSpilled) return absl::OkStatus();
-  return Annotate(impl_->EnsureIntentFile(),
-                  fmt::format("making room for intents in '{}'", directory()));
+absl::Status TensorStore::EnsureScratchArea(const StripeBytes& size_bytes) {
+  FOREBAY_RETURN_IF_ERROR(CheckScratchArea(size_bytes));
+  return Annotate(impl_->EnsureScratchArea(size_bytes),
+                  fmt::format("making a scratch area in {}", impl_->Where()));
 }
 
-absl::Status TensorStore::CheckScratchArea(const StripeBytes& size_bytes, GradientArea area) const {
-  const bool needs_none = Total(size_bytes) == 0 && area == GradientArea::kSpilled;
-  if (!impl_->reserve_space || needs_none) return absl::OkStatus();
-  const auto missing = [&](size_t stripe, const char* name, int64_t wanted_bytes) {
-    const std::string path = JoinPath(impl_->directories[stripe], name);
-    // Where there is no such file, or none that can be looked at, all of it.
-    return MissingFileSpace(path, wanted_bytes).value_or(wanted_bytes);
-  };
+absl::Status TensorStore::CheckScratchArea(const StripeBytes& size_bytes) const {
+  if (!impl_->reserve_space || Total(size_bytes) == 0) return absl::OkStatus();
   StripeBytes missing_bytes = ScratchParts(size_bytes, impl_->tiles.num_stripes());
   for (size_t i = 0; i < missing_bytes.size(); ++i) {
-    missing_bytes[i] = missing(i, kScratchName, missing_bytes[i]);
-  }
-  if (area == GradientArea::kAll) {
-    missing_bytes[0] += missing(0, kIntentName, IntentBytes(impl_->tiles));
-    return CheckFreeSpace(
-        impl_->directories, missing_bytes,
-        "gradients that are to outlive a crash (--durability=replay) need another",
-        "take --durability=step, which keeps none, or keep activations elsewhere "
-        "(--set=activations_tier=ram)");
+    const std::string path = JoinPath(impl_->directories[i], kScratchName);
+    // If there is no such file, or none that can be looked at, all of it.
+    missing_bytes[i] = MissingFileSpace(path, missing_bytes[i]).value_or(missing_bytes[i]);
   }
   return CheckFreeSpace(impl_->directories, missing_bytes,
                         "what waits on disk for its use in a step needs another",

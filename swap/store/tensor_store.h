@@ -62,7 +62,6 @@ struct StoreOptions {
   int num_slots = kMostSlots;  // 1 or 2
   // As EnsureScratchArea.
   StripeBytes scratch_bytes;
-  bool has_intents = false;  // GradientArea::kAll
   // For measurements alone: a store at step 0 whose tiles were never written, in files that have
   // their length but no space. Reads return whatever `engine` finds there
   // (aio/folding_engine.h).
@@ -87,24 +86,6 @@ struct CommitInfo {
   int64_t step = 0;
   Json trainer;
 };
-
-// The update of a step whose gradients lie in the scratch area. `trainer`: as of a commit, with
-// the scalars of the update.
-struct StepIntent {
-  int64_t step = 0;
-  int64_t gradient_elem_bytes = 0;
-  Json trainer;
-};
-
-// Which gradients lie in the scratch area.
-enum class GradientArea : uint8_t {
-  kSpilled,  // those that do not fit in RAM
-  kAll,      // those in RAM too, so that they outlive a crash (PublishIntent)
-};
-
-// Which weights of a tile are read: the newest that are written completely, the committed ones
-// whatever is written meanwhile, or those of the commit before, which the other slot still holds.
-enum class Generation : uint8_t { kNewest, kCommitted, kPrevious };
 
 // Whether the seals of what is written have been taken (SealWeights, SealState).
 enum class Sealed : uint8_t { kNotYet, kYes };
@@ -215,8 +196,8 @@ class TensorStore {
   // Those that were not taken yet: a commit may find more.
   std::vector<std::string> TakeNotes();
 
-  // Writes zeros over the space that the first commit leaves unwritten: slot B, the area for
-  // gradients, the intent. From then on a step writes over what was written before, which costs the
+  // Writes zeros over the space that the first commit leaves unwritten: slot B and the area for
+  // gradients. From then on a step writes over what was written before, which costs the
   // file system no records of its own, and the space is the store's also where fallocate promises
   // nothing: without it, and on volumes that are provisioned thinly (unless zeros take no space
   // there). Nothing is written where a file system copies on write. `scratch` is what is written
@@ -256,10 +237,7 @@ class TensorStore {
   // write between two commits, or by any in a store with one slot; BeginWriting, where two
   // steps share a commit, before every step in a store with one slot, and wherever there may be a
   // snapshot (store_snapshot.h): a tile is not written while one reads its place (FOREBAY_CHECK).
-  // Generation::kPrevious: after FindPrevious, or a commit of this process that was not the first,
-  // and until the next write. Both others than kNewest: no commit meanwhile, and two slots.
-  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op,
-                        Generation generation = Generation::kNewest);
+  void StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   void StartReadState(int tile, std::span<std::byte> buffer, IoClass io_class, IoOp& op);
   // A write that is not sealed yet is sealed here, by the caller's thread.
   void StartWriteWeights(int tile, std::span<std::byte> buffer, IoOp& op,
@@ -285,8 +263,7 @@ class TensorStore {
   // for different parts of a tile.
   void SealWeights(int tile, int64_t part, std::span<const std::byte> weights);
   void SealState(int tile, int64_t part, std::span<const std::byte> state);
-  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights,
-                             Generation generation = Generation::kNewest) const;
+  absl::Status VerifyWeights(int tile, std::span<const std::byte> weights) const;
   absl::Status VerifyState(int tile, std::span<const std::byte> state) const;
   absl::Status VerifyWeightsPart(int tile, int64_t part, std::span<const std::byte> weights) const;
   absl::Status VerifyStatePart(int tile, int64_t part, std::span<const std::byte> state) const;
@@ -296,12 +273,6 @@ class TensorStore {
   // Whether every file is still the one that was opened: StorageError names one that was removed or
   // replaced meanwhile. Each commit looks before it publishes a step.
   absl::Status CheckFiles();
-
-  // Makes what is committed before the committed step known (Generation::kPrevious), where it is
-  // not yet: the checksums of the other slot. CorruptError when they are lost, or not of that
-  // commit: after a repair that went back from there. Whether the tiles are what they were is found
-  // as they are verified. Requires: a commit, two slots, and no write since.
-  absl::Status FindPrevious();
 
   // Reads all of the committed slot, a few tiles ahead of their comparison. What is damaged or
   // cannot be read goes to `damaged`, in the order of the tiles; `progress` is told the bytes so
@@ -321,39 +292,20 @@ class TensorStore {
   static int64_t ScrubBytes(const TileMap& tiles);
 
   // Scratch area for gradients and activations, with a part in each stripe, addressed by the
-  // caller; nothing in it is relied upon after a restart, but gradients with an intent (below). It
-  // is no part of what the store holds: a store has none when it is opened, and who wants one asks
-  // for it here, which makes the area, or makes it larger, and reserves its space. Only its own
+  // caller; nothing in it is relied upon after a restart. It is no part of what the store holds: a
+  // store has none when it is opened, and who wants one asks for it here, which makes the area, or
+  // makes it larger, and reserves its space. Only its own
   // files are touched. A crash in the middle leaves a store that opens; an error leaves the area as
   // it was, but that a part that was to grow is gone (of size 0, until it is asked for again) where
   // the lock on its file could not be taken anew: DoesNotFitError (no space), StorageError,
   // EnvironmentError (lock). `size_bytes`: by stripe; empty: none. Requires: no transfer of the
   // area is pending.
-  // With GradientArea::kAll the file of an intent (below) is made, or opened, as well.
-  absl::Status EnsureScratchArea(const StripeBytes& size_bytes,
-                                 GradientArea area = GradientArea::kSpilled);
+  absl::Status EnsureScratchArea(const StripeBytes& size_bytes);
   // The DoesNotFitError that EnsureScratchArea would end with, without changing anything.
-  absl::Status CheckScratchArea(const StripeBytes& size_bytes,
-                                GradientArea area = GradientArea::kSpilled) const;
+  absl::Status CheckScratchArea(const StripeBytes& size_bytes) const;
   const StripeBytes& scratch_bytes() const;
   void StartReadScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
   void StartWriteScratch(int stripe, int64_t offset_bytes, std::span<std::byte> buffer, IoOp& op);
-
-  // Gradients that outlive a crash. Once all those of a step are in the scratch area, an intent
-  // with their checksums (`table`: GradientSeals::table) says what they are for: the update that
-  // starts from what is committed now. Whoever opens the store then finds them, as long as that is
-  // still what is committed, and may apply the whole update again. Nothing is wrong with a store
-  // whose intent is damaged, or whose gradients are: a step is lost then, which whoever compares
-  // them with the table finds out.
-  //
-  // Its file, of IntentBytes, lies in the first folder. PublishIntent blocks for a flush of all
-  // gradients; requires: GradientArea::kAll, two slots, a commit, and that every write to the
-  // scratch area is complete. StorageError; UsageError when `intent.trainer` does not fit.
-  // FindIntent: nothing when there is none for what is committed; else `table` is filled in.
-  // StorageError.
-  static int64_t IntentBytes(const TileMap& tiles);
-  absl::Status PublishIntent(const StepIntent& intent, std::span<std::byte> table);
-  absl::StatusOr<std::optional<StepIntent>> FindIntent(std::span<std::byte> table);
 
   // Publishes a step: the newest values of all tiles. Requires: every tile was written since the
   // last commit (FOREBAY_CHECK).

@@ -312,9 +312,8 @@ absl::Status TensorStore::Impl::Publish(const CommitInfo& info, bool changes_til
   record = std::move(next);
   record_hash = hash;
   committed = info;
-  const bool is_first = !std::exchange(has_commit, true);
+  has_commit = true;
   if (!changes_tiles) return absl::OkStatus();
-  previous_is_known.store(!is_first && manifest.num_slots > 1, std::memory_order_release);
   ++round;
   for (int i = 0; i < tiles.num_tiles(); ++i) {
     weights_progress[i].store(TileProgress::kCommitted, std::memory_order_release);

@@ -1,9 +1,8 @@
 // The inside of TensorStore, shared by its source files: tensor_store.cc (creating, opening,
 // removing), tensor_store_files.cc (its files, and what becomes of them), tensor_store_space.cc
 // (space that is not written yet), tensor_store_commit.cc (committing and recovering),
-// tensor_store_intent.cc (gradients that outlive a crash), tensor_store_repair.cc,
-// tensor_store_scrub.cc, tensor_store_seals.cc (checksums) and tensor_store_tiles.cc (tiles and
-// tensors). Not for use elsewhere.
+// tensor_store_repair.cc, tensor_store_scrub.cc, tensor_store_seals.cc (checksums) and
+// tensor_store_tiles.cc (tiles and tensors). Not for use elsewhere.
 #pragma once
 
 #include <algorithm>
@@ -117,7 +116,6 @@ struct TensorStore::Impl {
   absl::Status CheckFiles(int64_t newest_step);
   void RemoveCreated();
   absl::Status EnsureScratchArea(const StripeBytes& size_bytes);
-  absl::Status EnsureIntentFile();
   struct FileRange {
     int file = -1;
     int64_t first_byte = 0;
@@ -125,7 +123,6 @@ struct TensorStore::Impl {
   };
   std::vector<FileRange> SpareSpace() const;
   absl::Status TakeWrittenSpace();
-  std::vector<int> IntentFiles() const;
   absl::Status Flush(std::span<const int> numbers);
   absl::Status FlushData();
   absl::Status CheckTakesCommits() const;
@@ -185,7 +182,6 @@ struct TensorStore::Impl {
                        const std::function<absl::Status()>& before_record);
   // The slot that holds a tile's newest value. Requires: it is not being written over.
   uint32_t NewestSlot(const std::atomic<TileProgress>& progress) const;
-  uint32_t SlotOf(Generation generation, const std::atomic<TileProgress>& progress) const;
   int64_t WeightOffset(const Tile& tile, uint32_t slot) const {
     return slot * tiles.weight_area_bytes(tile.stripe) + tile.weight_offset_bytes;
   }
@@ -235,7 +231,6 @@ struct TensorStore::Impl {
                   std::span<std::byte> half, std::vector<TileDamage>& damaged);
   bool IsIntact(int tile, int first_plane, int end_plane, std::span<const std::byte> half,
                 uint32_t slot) const;
-  std::string PreviousIsLost() const;
   CommitRecord RecordInForce();
   std::optional<DecodedCopy> PreparedRecord();
   TileDamage DamageOf(int tile, int64_t part, int plane, uint32_t slot) const;
@@ -315,10 +310,7 @@ struct TensorStore::Impl {
   uint64_t record_hash = 0;
   CommitInfo committed;
   absl::Status failure;  // of a commit: the store takes no further one
-  // Whether the working slot holds what was committed before, with its seals in memory.
-  std::atomic<bool> previous_is_known = false;
   std::array<std::atomic<int>, kMostSlots> snapshots = {};  // by slot
-  int intent_file = -1;  // in the first folder; -1: nobody asked for it
 
   // Held while a commit turns written tiles into committed ones: layers are read ahead meanwhile,
   // and must find the slot and their progress of the same moment.

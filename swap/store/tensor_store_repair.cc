@@ -48,15 +48,6 @@ std::optional<DecodedCopy> TensorStore::Impl::RecordOfTables(uint32_t slot, int 
   return found;
 }
 
-// What to say where the commit before the committed one is needed and not whole.
-std::string TensorStore::Impl::PreviousIsLost() const {
-  return fmt::format(
-      "The step after step {} needs the weights of the commit before (--delay_update_from), or its "
-      "gradients as they were kept, and neither is whole. Step {} itself is not touched by that: "
-      "'forebay export' gives its model; to go on, restore the run from a copy",
-      committed.step, committed.step);
-}
-
 // The record of the commit that wrote the tiles in force, of its tables in memory.
 CommitRecord TensorStore::Impl::RecordInForce() {
   for (int stripe = 0; stripe < tiles.num_stripes(); ++stripe) {
@@ -66,29 +57,6 @@ CommitRecord TensorStore::Impl::RecordInForce() {
     return head->record;
   }
   FOREBAY_CHECK(false);
-}
-
-// A commit that changes tiles changes the slot, so that of the other slot is the one before; unless
-// what is there was never committed, and so came later, or a repair has gone back from there.
-absl::Status TensorStore::FindPrevious() {
-  Impl& impl = *impl_;
-  if (impl.previous_is_known.load(std::memory_order_acquire)) return absl::OkStatus();
-  FOREBAY_CHECK(impl.has_commit && impl.manifest.num_slots > 1);
-  FOREBAY_CHECK(impl.AllTilesAre(TileProgress::kCommitted));
-  const std::optional<DecodedCopy> found = impl.RecordOfTables(impl.working_slot());
-  const bool is_before = found.has_value() &&
-                         found->record.sequence < impl.RecordInForce().sequence &&
-                         found->record.step < impl.record.step;
-  if (!is_before) {
-    return CorruptError(fmt::format(
-        "the checksums of the other slot in {} {}. {}", impl.Where(),
-        found.has_value()
-            ? fmt::format("belong to step {}, not to the commit before", found->record.step)
-            : "are damaged",
-        impl.PreviousIsLost()));
-  }
-  impl.previous_is_known.store(true, std::memory_order_release);
-  return absl::OkStatus();
 }
 
 // One copy after the other, as these tables are all that tells what the slot holds.

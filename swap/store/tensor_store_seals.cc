@@ -197,12 +197,8 @@ absl::Status TensorStore::Impl::Verify(int tile, int first_plane, int end_plane,
   return absl::OkStatus();
 }
 
-absl::Status TensorStore::VerifyWeights(int tile, std::span<const std::byte> weights,
-                                        Generation generation) const {
-  const absl::Status intact =
-      impl_->Verify(tile, 0, 1, weights, impl_->SlotOf(generation, impl_->weights_progress[tile]));
-  if (intact.ok() || generation != Generation::kPrevious) return intact;
-  return CorruptError(fmt::format("{}. {}", MessageOf(intact), impl_->PreviousIsLost()));
+absl::Status TensorStore::VerifyWeights(int tile, std::span<const std::byte> weights) const {
+  return impl_->Verify(tile, 0, 1, weights, impl_->NewestSlot(impl_->weights_progress[tile]));
 }
 
 absl::Status TensorStore::VerifyState(int tile, std::span<const std::byte> state) const {

@@ -39,7 +39,6 @@ std::vector<TensorStore::Impl::FileRange> TensorStore::Impl::SpareSpace() const 
     }
     add(stripes[i].scratch_file, 0, scratch_bytes[i]);
   }
-  if (intent_file >= 0) add(intent_file, 0, IntentBytes(tiles));
   return ranges;
 }
 

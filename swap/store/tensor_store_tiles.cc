@@ -43,16 +43,6 @@ uint32_t TensorStore::Impl::NewestSlot(const std::atomic<TileProgress>& progress
   return committed_slot();
 }
 
-uint32_t TensorStore::Impl::SlotOf(Generation generation,
-                                   const std::atomic<TileProgress>& progress) const {
-  if (generation == Generation::kNewest) return NewestSlot(progress);
-  const std::lock_guard guard(slots_mutex);
-  FOREBAY_CHECK(has_commit && manifest.num_slots > 1);
-  if (generation == Generation::kCommitted) return committed_slot();
-  FOREBAY_CHECK(previous_is_known.load(std::memory_order_acquire));
-  return working_slot();
-}
-
 void TensorStore::Impl::BeginWrite(std::atomic<TileProgress>& progress, int64_t& written_in_round) {
   FOREBAY_CHECK(manifest.num_slots > 1 || !has_commit || record.overwriting);
   FOREBAY_CHECK(!IsRead(working_slot()));
@@ -60,7 +50,6 @@ void TensorStore::Impl::BeginWrite(std::atomic<TileProgress>& progress, int64_t&
   // One thread at a time works on a tile.
   const TileProgress before = progress.load(std::memory_order_acquire);
   FOREBAY_CHECK(!IsBeingWritten(before));
-  previous_is_known.store(false, std::memory_order_release);
   progress.store(
       before == TileProgress::kWritten ? TileProgress::kRewriting : TileProgress::kWriting,
       std::memory_order_release);
@@ -76,11 +65,11 @@ void TensorStore::Impl::TakeFirstValues(int tile, std::span<std::byte> weights,
 }
 
 void TensorStore::StartReadWeights(int tile, std::span<std::byte> buffer, IoClass io_class,
-                                   IoOp& op, Generation generation) {
+                                   IoOp& op) {
   const Tile& t = impl_->TileAt(tile);
   FOREBAY_CHECK(static_cast<int64_t>(buffer.size()) == impl_->tiles.WeightBytes(t));
   if (!impl_->on_disk.weights) return impl_->TakeFirstValues(tile, buffer, {});
-  const uint32_t slot = impl_->SlotOf(generation, impl_->weights_progress[tile]);
+  const uint32_t slot = impl_->NewestSlot(impl_->weights_progress[tile]);
   impl_->Start(op, IoKind::kRead, io_class, impl_->WeightsFile(t), impl_->WeightOffset(t, slot),
                buffer);
 }

@@ -24,8 +24,8 @@ struct Placement {
   // Per layer, or empty: all kOnRead, as the window reads them.
   // - kAfterHand, speculative: its gradient, of which `gradients` says kNvme, waits nowhere
   //   (UpdateModes::BeginSpeculation). Every step is committed then.
-  // - kBesideStep, delayed: all layers are then, and all weights are on NVMe
-  //   (OffloadedOptimizer::BeginUpdate).
+  // - kAfterNextHand, delayed: all layers are then, and the gradients of two steps wait at a time
+  //   (UpdateModes::BeginDelayedUpdate).
   std::vector<UpdateTime> update_times;
   int64_t host_weight_bytes = 0;
   int64_t host_state_bytes = 0;
@@ -38,7 +38,7 @@ struct Placement {
   int64_t NumUpdated(UpdateTime time) const { return std::ranges::count(update_times, time); }
   bool WaitsForNorm(int layer) const { return UpdateTimeOf(layer) != UpdateTime::kAfterHand; }
   // The steps whose gradients wait at one time.
-  int NumGradientSets() const { return NumUpdated(UpdateTime::kBesideStep) > 0 ? 2 : 1; }
+  int NumGradientSets() const { return NumUpdated(UpdateTime::kAfterNextHand) > 0 ? 2 : 1; }
   // Whether all weights and all state live in memory, and a step reads nothing of them.
   bool AllInMemory() const {
     return std::ranges::count(weights, Tier::kNvme) + std::ranges::count(state, Tier::kNvme) == 0;
@@ -52,12 +52,12 @@ struct PlacementOptions {
   TierChoice weights = TierChoice::kAuto;
   TierChoice state = TierChoice::kAuto;
   TierChoice gradients = TierChoice::kAuto;
-  // Per layer, or empty: as Placement has them, but kBesideStep. The gradients of kAfterHand wait
-  // nowhere; their weights, which are read three times in a step, come first of all.
+  // Per layer, or empty: as Placement has them, except kAfterNextHand. The gradients of kAfterHand
+  // wait nowhere; their weights, which are read three times in a step, come first of all.
   std::vector<UpdateTime> update_times;
-  int64_t gradient_bytes_per_elem = 2;
-  int64_t host_bytes = 0;    // what is left of the budget for residency
-  int64_t device_bytes = 0;  // the same of a device's memory, for state
+  int64_t gradient_bytes_per_elem = 2;  // of all steps whose gradients wait at a time
+  int64_t host_bytes = 0;               // what is left of the budget for residency
+  int64_t device_bytes = 0;             // the same of a device's memory, for state
 };
 
 // Fills host memory in the order of value per byte: weights of speculative layers, gradients (a

@@ -28,10 +28,9 @@ std::span<std::byte> LayerPieces::MemoryOf(int piece) const {
   return memory_.subspan(static_cast<size_t>(begin), static_cast<size_t>(elems * elem_bytes));
 }
 
-void LayerPieces::Start(int layer, Generation generation, IoClass io_class) {
+void LayerPieces::Start(int layer, IoClass io_class) {
   Drop();
   layer_ = layer;
-  generation_ = generation;
   cut_ = PieceCut::Of(store_->tiles(), layer, piece_elems_);
   for (int piece = 0; piece < std::min(kPiecesOfBuffer, cut_.num_pieces); ++piece) {
     StartRead(piece, io_class);
@@ -65,7 +64,7 @@ void LayerPieces::StartRead(int piece, IoClass io_class) {
     const auto offset = static_cast<size_t>(elem * WeightBytesPerElem(tiles.layout()));
     store_->StartReadWeights(first_tile + i,
                              memory.subspan(offset, static_cast<size_t>(tiles.WeightBytes(tile))),
-                             io_class, slot.ops[i], generation_);
+                             io_class, slot.ops[i]);
   }
 }
 
@@ -76,7 +75,7 @@ absl::Status LayerPieces::FinishRead(int piece) {
   const int num_reads = std::exchange(slot.num_reads, 0);
   for (int i = 0; i < num_reads; ++i) status.Update(store_->engine().Wait(slot.ops[i]));
   for (int i = 0; status.ok() && i < num_reads; ++i) {
-    status = store_->VerifyWeights(FirstTile(piece) + i, slot.ops[i].buffer, generation_);
+    status = store_->VerifyWeights(FirstTile(piece) + i, slot.ops[i].buffer);
   }
   if (status.ok()) return status;
   held_.Drop(HeldPieces::SlotOf(piece));

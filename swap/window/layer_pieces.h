@@ -31,7 +31,7 @@ class LayerPieces final : public WeightPieces {
   ~LayerPieces() override { Drop(); }
 
   // Forgets what it has, and starts to read the first pieces of a layer.
-  void Start(int layer, Generation generation, IoClass io_class);
+  void Start(int layer, IoClass io_class);
   // Waits for the reads that are under way, and forgets all.
   void Drop();
   // Updates and writes piece by piece. No write is under way when it returns.
@@ -65,7 +65,6 @@ class LayerPieces final : public WeightPieces {
   const std::span<std::byte> memory_;
   const int64_t piece_elems_;
   int layer_ = -1;
-  Generation generation_ = Generation::kNewest;
   PieceCut cut_;
   HeldPieces held_;
   std::array<Slot, kPiecesOfBuffer> slots_;

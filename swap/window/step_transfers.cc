@@ -49,7 +49,7 @@ class WindowTrace {
   const std::vector<bool>& is_read() const { return is_read_; }
 
  private:
-  // As the swapper does between steps: ForgetUpdatedOutside and SwitchTo.
+  // As the swapper does between steps: ForgetUpdatedOutside.
   void Forget() {
     for (int buffer = 0; buffer < buffers_.num_buffers(); ++buffer) {
       const int layer = buffers_[buffer].layer;
@@ -241,11 +241,6 @@ class TransferCount {
   }
 
   TransferBytes& PartOf(const Operation& operation) {
-    const bool updates =
-        operation.kind == OperationKind::kUpdate || operation.kind == OperationKind::kWrite;
-    if (updates && placement_.UpdateTimeOf(operation.layer) == UpdateTime::kBesideStep) {
-      return transfers_.beside;
-    }
     const bool is_forward = !loss_is_there_ || operation.kind == OperationKind::kCommit;
     return is_forward ? transfers_.forward : transfers_.backward;
   }

@@ -36,8 +36,8 @@ struct TransferBytes {
 struct StepTransfers {
   int64_t read_bytes = 0;
   int64_t write_bytes = 0;
-  // The same, by when: up to the loss and with the commit, from there on, and beside all of it.
-  TransferBytes forward, backward, beside;
+  // The same, by when: up to the loss and with the commit, and from there on.
+  TransferBytes forward, backward;
   // Of those written, what only a step that is committed writes: the tiles that live in RAM, the
   // checksums and the record.
   int64_t commit_bytes = 0;

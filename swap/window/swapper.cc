@@ -102,7 +102,7 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
   Backing& backing = backing_[buffer];
   const IoClass io_class = urgent ? IoClass::kDemand : IoClass::kPrefetch;
   if (LayerPieces* const pieces = PiecesIn(buffer, layer); pieces != nullptr) {
-    return pieces->Start(layer, generation_, io_class);
+    return pieces->Start(layer, io_class);
   }
   const TileMap& tiles = store_->tiles();
   const std::span<std::byte> weights = WeightsIn(buffer, layer);
@@ -113,7 +113,7 @@ void Swapper::StartRead(int buffer, int layer, bool urgent) {
     const auto offset = static_cast<size_t>(tile.first_elem * WeightBytesPerElem(tiles.layout()));
     const auto bytes = static_cast<size_t>(tiles.WeightBytes(tile));
     store_->StartReadWeights(first_tile + i, weights.subspan(offset, bytes), io_class,
-                             backing.ops[i], generation_);
+                             backing.ops[i]);
   }
 }
 
@@ -128,8 +128,7 @@ absl::Status Swapper::FinishRead(int buffer, int layer, bool is_used) {
   const int num_reads = std::exchange(backing.num_reads, 0);
   for (int i = 0; i < num_reads; ++i) status.Update(store_->engine().Wait(backing.ops[i]));
   for (int i = 0; is_used && status.ok() && i < num_reads; ++i) {
-    status = store_->VerifyWeights(store_->tiles().first_tile(layer) + i, backing.ops[i].buffer,
-                                   generation_);
+    status = store_->VerifyWeights(store_->tiles().first_tile(layer) + i, backing.ops[i].buffer);
   }
   return AtLayer(status, "reading the weights of", layer);
 }
@@ -226,7 +225,7 @@ absl::Status Swapper::ApplyAllUpdates(absl::FunctionRef<void()> meanwhile) {
 void Swapper::ForgetUpdatedOutside() {
   const WindowBuffers& buffers = window_->buffers();
   window_->Forget([&](int layer) {
-    return update_times_[layer] == UpdateTime::kAfterHand &&
+    return update_times_[layer] != UpdateTime::kOnRead &&
            buffers.ClassOf(layer) != BufferClass::kResident;
   });
 }
@@ -247,13 +246,6 @@ absl::Status Swapper::RestoreResident(int layer) {
     StartRead(buffer, layer, /*urgent=*/true);
     return FinishRead(buffer, layer, /*is_used=*/true);
   });
-}
-
-void Swapper::SwitchTo(Generation generation) {
-  if (generation == Generation::kNewest && generation_ == Generation::kNewest) return;
-  window_->Forget([](int /*layer*/) { return true; });
-  // The window's thread, which has nothing to read before the next Expect, sees it there.
-  generation_ = generation;
 }
 
 }  // namespace forebay

@@ -103,12 +103,6 @@ class Swapper final : private LayerFiller {
   // error of the read. Requires: it is not lent.
   absl::Status RestoreResident(int layer);
 
-  // From here on the window has the weights of `generation`, of the moment when they are read.
-  // Empties it, unless it is kNewest and was. An error shows in the next Acquire. Requires: every
-  // announced access was acquired and released or cancelled; of others than kNewest: no update is
-  // due until the next call, and no layer lives in RAM.
-  void SwitchTo(Generation generation);
-
   // Abandons announced accesses that were not acquired (a stop in mid-step).
   void CancelExpected() { window_->CancelExpected(); }
 
@@ -154,8 +148,7 @@ class Swapper final : private LayerFiller {
   std::vector<WeightPieces*> lent_pieces_;      // by layer; the caller's
   std::vector<Backing> backing_;                // by buffer
   std::vector<int> due_;                        // of ApplyAllUpdates
-  Generation generation_ = Generation::kNewest;
-  std::unique_ptr<LayerWindow> window_;  // the last: its thread ends first
+  std::unique_ptr<LayerWindow> window_;         // the last: its thread ends first
 };
 
 }  // namespace forebay

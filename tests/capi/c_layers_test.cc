@@ -41,7 +41,6 @@ TEST(CLayers, SameBitsWhereverStateLiesAndHoweverItIsUpdated) {
   EXPECT_EQ(AllAfter({.update_in_backward = 1}, 5), expected);
   EXPECT_EQ(AllAfter({.pass = FOREBAY_PASS_UPDATE_ONLY, .update_in_backward = 1}, 5), expected);
   EXPECT_EQ(AllAfter({.durability = FOREBAY_DURABILITY_NONE}, 5), expected);
-  EXPECT_EQ(AllAfter({.durability = FOREBAY_DURABILITY_REPLAY}, 5), expected);
   EXPECT_EQ(AllAfter({.weight_dtype = FOREBAY_F32}, 5), expected);
   EXPECT_EQ(AllAfter({}, 5, /*loss_scale=*/1024), expected);
   EXPECT_NE(AllAfter({}, 4), expected);
@@ -146,24 +145,6 @@ TEST(CLayers, ACommitThatIsGivenNothingCarriesWhatTheStepWasGiven) {
   EXPECT_EQ(layers.User(), user);
 }
 
-// The intent on the disk has what the step was given, and its commit changes no raw tensors.
-TEST(CLayers, KeptGradientsAreCommittedAtOnce) {
-  const TemporaryFolder folder;
-  Layers layers(folder.Path("store"), {.durability = FOREBAY_DURABILITY_REPLAY});
-  layers.Create();
-  ASSERT_THAT(layers.Begin(), IsOk());
-  layers.Gradients(1);
-  ASSERT_THAT(layers.Finish(), IsOk());
-  ASSERT_THAT(layers.Update(), IsOk());
-  const int64_t count = layers.Count();
-  layers.Count() = 77;
-  EXPECT_THAT(layers.CommitOnceApplied(""), Is(FOREBAY_USAGE, "raw tensors were changed"));
-  layers.Count() = count;
-  ASSERT_THAT(layers.CommitOnceApplied(R"({"a":1})"), IsOk());
-  EXPECT_EQ(forebay_layers_committed_step(layers), 1);
-  EXPECT_EQ(layers.User(), R"({"a":1})");
-}
-
 TEST(CLayers, UpdatesInBackwardAreRefusedWhereTheyCannotBe) {
   for (const int num_layers : {1, kNumLayers}) {
     const auto refused = [&](int32_t durability, int64_t commit_every) {
@@ -174,8 +155,6 @@ TEST(CLayers, UpdatesInBackwardAreRefusedWhereTheyCannotBe) {
                                            .commit_every = commit_every})
           .planned();
     };
-    EXPECT_THAT(refused(FOREBAY_DURABILITY_REPLAY, 0),
-                Is(FOREBAY_USAGE, "durability is FOREBAY_DURABILITY_REPLAY"));
     EXPECT_THAT(refused(FOREBAY_DURABILITY_NONE, 0),
                 Is(FOREBAY_USAGE, "durability is FOREBAY_DURABILITY_NONE"));
     EXPECT_THAT(refused(FOREBAY_DURABILITY_STEP, 2), Is(FOREBAY_USAGE, "commit_every is 2"));
@@ -243,47 +222,8 @@ TEST(CLayers, CommitsWhenAskedForAlone) {
   EXPECT_EQ(forebay_layers_committed_step(layers), 0);
   EXPECT_EQ(layers.All(), AllAfter({}, 4));
   EXPECT_EQ(forebay_layers_committed_step(layers), 4);
-  const Settings replay = {.durability = FOREBAY_DURABILITY_REPLAY, .commit_every = -1};
-  EXPECT_THAT(Layers(folder.Path("other"), replay).planned(), Is(FOREBAY_USAGE, "every step"));
   EXPECT_THAT(Layers(folder.Path("other"), {.commit_every = -2}).planned(),
               Is(FOREBAY_USAGE, "commit_every"));
-}
-
-// A crash behind the gradients of a step costs nothing; damage of what it left, that step.
-TEST(CLayers, KeptGradientsAreAppliedByOpenUnlessTheyAreDamaged) {
-  for (const bool is_damaged : {false, true}) {
-    const TemporaryFolder folder;
-    const std::string store = folder.Path("store");
-    const Settings replay = {.durability = FOREBAY_DURABILITY_REPLAY};
-    const auto step_without_raw = [](Layers& layers, int step) {
-      ASSERT_THAT(layers.Begin(), IsOk());
-      layers.Gradients(step);
-      ASSERT_THAT(layers.Finish(), IsOk());
-      ASSERT_THAT(layers.Update(), IsOk());
-    };
-    {
-      Layers layers(store, replay);
-      layers.Create();
-      step_without_raw(layers, 1);
-      EXPECT_THAT(layers.Commit(), IsOk());
-      step_without_raw(layers, 2);  // its update is due, and was not applied
-      EXPECT_EQ(forebay_layers_committed_step(layers), 1);
-    }
-    if (is_damaged) FlipByte(store + "/gradients.fbs", 100);
-    Layers layers(store, replay);
-    ASSERT_THAT(layers.Open(), IsOk());
-    EXPECT_EQ(forebay_layers_committed_step(layers), is_damaged ? 1 : 2);
-    char* stats = nullptr;
-    ASSERT_EQ(forebay_layers_stats_json(layers, &stats, nullptr), FOREBAY_OK);
-    EXPECT_EQ(std::string(stats).find("are not used") != std::string::npos, is_damaged);
-    forebay_free(stats);
-    for (int step = is_damaged ? 2 : 3; step <= 4; ++step) step_without_raw(layers, step);
-    const TemporaryFolder other;
-    Layers whole(other.Path("store"), replay);
-    whole.Create();
-    for (int step = 1; step <= 4; ++step) step_without_raw(whole, step);
-    EXPECT_EQ(layers.All(), whole.All());
-  }
 }
 
 // A skipped step does not count in the formulas, nor after the store was opened again.

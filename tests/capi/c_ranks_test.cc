@@ -383,9 +383,6 @@ TEST_P(CRanksLayers, ARankThatGoesCannotBeToldOfAStore) {
 TEST_P(CRanksLayers, StageAndRanksAreChecked) {
   OnRanks(2, [&](forebay_ranks* ranks, int32_t) {
     Settings settings = SettingsOf(ranks);
-    settings.durability = FOREBAY_DURABILITY_REPLAY;
-    EXPECT_THAT(Layers(store_, settings).planned(), Is(FOREBAY_USAGE, "replay"));
-    settings = SettingsOf(ranks);
     for (const int32_t stage : {-1, 4}) {
       settings.zero_stage = stage;
       EXPECT_THAT(Layers(store_, settings).planned(), Is(FOREBAY_USAGE, "zero_stage"));

@@ -11,7 +11,6 @@
 #include "forebay/base/hash.h"
 #include "forebay/base/json.h"
 #include "forebay/swap/records/commit_record.h"
-#include "forebay/swap/records/intent_record.h"
 #include "forebay/swap/records/store_manifest.h"
 #include "forebay/swap/tiles/tile_map.h"
 
@@ -72,9 +71,8 @@ void FuzzManifest(std::string text) {
 }
 
 using RecordBytes = std::array<std::byte, forebay::kCommitRecordBytes>;
-static_assert(forebay::kIntentRecordBytes == forebay::kCommitRecordBytes);
 
-// Both kinds of records end with their checksum.
+// A record ends with its checksum.
 RecordBytes MakeRecord(std::span<const uint8_t> input) {
   RecordBytes bytes = {};
   std::memcpy(bytes.data(), input.data(), std::min(input.size(), bytes.size()));
@@ -84,18 +82,6 @@ RecordBytes MakeRecord(std::span<const uint8_t> input) {
     std::memcpy(bytes.data() + kHashAt, &hash, sizeof(hash));
   }
   return bytes;
-}
-
-void FuzzIntent(std::span<const uint8_t> input) {
-  const auto record = forebay::DecodeIntentRecord(MakeRecord(input));
-  if (!record.has_value()) return;
-  RecordBytes again;
-  forebay::EncodeIntentRecord(*record, again);
-  const auto decoded = forebay::DecodeIntentRecord(again);
-  Require(decoded.has_value() && decoded->trainer == record->trainer);
-  Require(decoded->step == record->step && decoded->commit_hash == record->commit_hash);
-  Require(decoded->gradient_elem_bytes == record->gradient_elem_bytes);
-  Require(decoded->table_digest == record->table_digest);
 }
 
 forebay::DecodedCopy DecodeCopy(std::span<const uint8_t> input) {
@@ -141,10 +127,8 @@ void FuzzCommit(std::span<const uint8_t> input) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 1) return 0;
   const std::span input(data + 1, size - 1);
-  // The corpus has manifests behind 0, commits behind 1 and an intent behind 2.
-  if (data[0] % 4 == 2) {
-    FuzzIntent(input);
-  } else if (data[0] % 2 == 0) {
+  // The corpus has manifests after a 0 and commits after a 1.
+  if (data[0] % 2 == 0) {
     FuzzManifest(std::string(reinterpret_cast<const char*>(input.data()), input.size()));
   } else {
     FuzzCommit(input);

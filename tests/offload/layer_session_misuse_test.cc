@@ -84,12 +84,6 @@ std::vector<Call> Calls(bool adds) {
        [](ModuleRun& run) { return run.session().Skip(run.KeptOfStep()); }},
       {"Commit", {kBetween}, [](ModuleRun& run) { return run.session().Commit(); }},
       {"ShowNewest", {kBetween}, [](ModuleRun& run) { return run.session().ShowNewest(); }},
-      {"Recover",
-       {},
-       [](ModuleRun& run) {
-         return run.session().Recover([](double) { return absl::OkStatus(); }).damage;
-       }},
-      {"ApplyRecovered", {}, [](ModuleRun& run) { return run.session().ApplyRecovered(); }},
       {"RawTensor of what is none",
        {},
        [](ModuleRun& run) { return run.session().RawTensor(0).status(); }},
@@ -429,9 +423,9 @@ TEST(LayerSessionSteps, AnUpdateThatIsRefusedChangesNothing) {
   }
 }
 
-TEST(LayerSessionSteps, ADelayedUpdateIsNotCommittedWhileALeaseIsOut) {
+TEST(LayerSessionSteps, ADelayedUpdateIsNotCompletedWhileALeaseIsOut) {
   ModuleSettings settings = SmallSettings();
-  settings.offload.durability = Durability::kReplay;
+  settings.offload.commit_every = 1000;
   settings.offload.delay_update_from = 2;
   const TemporaryFolder folder;
   ModuleRun run(folder.path(), settings);
@@ -511,7 +505,7 @@ TEST(LayerSessionCreate, RefusesOptionsThatThePlanIsNotFor) {
   for (const int variant : {0, 1, 2, 3, 4, 5}) {
     ModuleSettings settings = SmallSettings();
     if (variant == 3) settings.offload.delay_update_from = 2;
-    if (variant == 3) settings.offload.durability = Durability::kReplay;
+    if (variant == 3) settings.offload.commit_every = 2;
     settings.state_on_device = variant == 4;
     settings.is_tight = true;
     settings.offload.gradients = GradientChoice::kHold;

@@ -228,8 +228,7 @@ absl::Status ModuleRun::Open() {
   engine_ = make_engine_ ? make_engine_() : CreateThreadsEngine({});
   const std::string directory = JoinPath(folder_, "swap");
   std::unique_ptr<TensorStore> store;
-  const bool resumes = FileExists(JoinPath(directory, "manifest.json"));
-  if (resumes) {
+  if (FileExists(JoinPath(directory, "manifest.json"))) {
     FOREBAY_ASSIGN_OR_RETURN(store, TensorStore::Open({directory}, engine_.get()));
   } else {
     const auto fill = [this](const TensorSpec& tensor, int64_t first_elem,
@@ -266,10 +265,7 @@ absl::Status ModuleRun::Open() {
                            LayerSession::Create(*plan_, options, std::move(store), &budget_));
   compute_ = std::make_unique<Compute>(whole_, settings_.hands_parts);
   walk_ = std::make_unique<LayerWalk>(plan_->schedule.operations);
-  if (!resumes) return absl::OkStatus();
-  const RecoveredUpdate recovered = session_->Recover([](double) { return absl::OkStatus(); });
-  FOREBAY_RETURN_IF_ERROR(recovered.damage);
-  return recovered.kept.has_value() ? session_->ApplyRecovered() : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 StepUpdate ModuleRun::UpdateOfStep() {

@@ -67,7 +67,7 @@ class ModuleRun {
   }
   bool HasSession() const { return session_ != nullptr; }
 
-  // Makes the store, or opens it and recovers the update that a crash has left.
+  // Makes the store, or opens it.
   absl::Status Open();
   // Ends the session without a commit, as a kill does.
   void Drop();

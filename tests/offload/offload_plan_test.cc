@@ -247,9 +247,19 @@ TEST(OffloadPlan, InputsThatNoRunCanHaveAreRefused) {
   inputs.inventory.AddRaw("count", 8);
   EXPECT_TRUE(MakeOffloadPlan(inputs, options, {}).ok());
   other = options;
-  other.durability = Durability::kReplay;
   other.delay_update_from = 2;
   EXPECT_EQ(code(inputs, other), ExitCode::kUsage);
+  other.commit_every = 4;
+  EXPECT_TRUE(MakeOffloadPlan(inputs, other, {}).ok());
+  for (const auto change : std::initializer_list<void (*)(OffloadOptions&)>{
+           [](OffloadOptions& o) { o.delay_update_from = 1; },
+           [](OffloadOptions& o) { o.commit_every = 1; },
+           [](OffloadOptions& o) { o.durability = Durability::kNone; },
+           [](OffloadOptions& o) { o.gradients = GradientChoice::kSpeculate; }}) {
+    OffloadOptions wrong = other;
+    change(wrong);
+    EXPECT_EQ(code(inputs, wrong), ExitCode::kUsage);
+  }
   inputs.inventory.BeginLayer("behind");
   inputs.inventory.Add("weight", {8, 8}, 0, true);
   EXPECT_EQ(code(inputs, options), ExitCode::kUsage);

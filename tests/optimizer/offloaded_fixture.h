@@ -338,8 +338,7 @@ class OffloadedRun {
     bool io_uring = false;       // instead of threads
     bool speculative = false;    // everything on NVMe, but for gradients as `gradients` has it
     bool first_is_lazy = false;  // with `speculative`: layer 0 is updated on read
-    bool delayed = false;        // updates; weights on NVMe
-    GradientArea area = GradientArea::kSpilled;
+    bool delayed = false;        // updates
     OptimizerConfig rule = kTestAdamW;
     Device* gradient_device = nullptr;  // whose memory gradients come from
     int64_t landing_elems = 0;          // of them at one time, as OffloadedOptimizerOptions has it
@@ -368,7 +367,6 @@ class OffloadedRun {
     settings.gradient_dtype = options.gradient_dtype;
     settings.num_threads = options.num_threads;
     settings.num_staging_tiles = options.num_staging_tiles;
-    settings.gradient_area = options.area;
     settings.device = options.gradient_device;
     settings.landing_elems = options.landing_elems;
     settings.device_budget = &run->device_budget_;
@@ -391,14 +389,13 @@ class OffloadedRun {
       const bool speculative = options.speculative &&
                                run->placement_.gradients[layer] == Tier::kNvme &&
                                !(options.first_is_lazy && layer == 0);
-      run->placement_.update_times.push_back(options.delayed ? UpdateTime::kBesideStep
+      run->placement_.update_times.push_back(options.delayed ? UpdateTime::kAfterNextHand
                                              : speculative   ? UpdateTime::kAfterHand
                                                              : UpdateTime::kOnRead);
     }
     // Not a byte more than what is announced.
     FOREBAY_RETURN_IF_ERROR(run->store().EnsureScratchArea(
-        OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles()),
-        options.area));
+        OffloadedOptimizer::GradientAreaBytes(settings, run->placement_, run->store().tiles())));
     FOREBAY_ASSIGN_OR_RETURN(
         run->optimizer_,
         OffloadedOptimizer::Create(settings, run->placement_, run->store_.get(), &run->budget_));
@@ -520,22 +517,19 @@ class OffloadedRun {
     return norm;
   }
 
-  // Commits the update that is pending, if any is.
+  // Applies the update that is pending and commits it, if any is.
   absl::Status FinishDelayed(int64_t step) {
     if (!optimizer_->modes().DelayedUpdateIsPending()) return absl::OkStatus();
     FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
     return store_->Commit({step, Json::object()});
   }
-  // A step whose update is pending then; that of the step before is committed. The norm.
+  // A step whose update is pending then; that of the step before is applied. The norm.
   absl::StatusOr<double> DelayedStep(int64_t step) {
     FOREBAY_ASSIGN_OR_RETURN(const GradientStats stats, Backward(step));
-    FOREBAY_RETURN_IF_ERROR(FinishDelayed(step - 1));
-    if (options_.area == GradientArea::kAll) {
-      FOREBAY_RETURN_IF_ERROR(optimizer_->PublishIntent(step, Json::object()));
-    }
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().FinishDelayedUpdate());
     FOREBAY_RETURN_IF_ERROR(store_->BeginWriting());
-    FOREBAY_RETURN_IF_ERROR(
-        optimizer_->modes().BeginDelayedUpdate(ScalarsOfStep(step, stats.norm)));
+    FOREBAY_RETURN_IF_ERROR(optimizer_->modes().BeginDelayedUpdate(ScalarsOfStep(step, stats.norm),
+                                                                   ResidentWrites::kNow));
     return stats.norm;
   }
 

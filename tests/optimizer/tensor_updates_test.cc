@@ -59,7 +59,6 @@ std::vector<GroupedVariant> GroupedVariants() {
        {.tile_elems = 2048, .gradients = Tiers::kMixed, .num_threads = 2, .speculative = true}},
       {"Delayed", {.gradients = Tiers::kMixed, .delayed = true}},
       {"DelayedInMemory", {.tile_elems = 2048, .state = Tiers::kHost, .delayed = true}},
-      {"DelayedAndKept", {.gradients = Tiers::kMixed, .delayed = true, .area = GradientArea::kAll}},
       {"StateOnADevice", {.tile_elems = 2048, .state = Tiers::kDevice, .num_threads = 2}},
       {"StateInThreePlaces",
        {.tile_elems = 2048,
@@ -305,9 +304,9 @@ TEST_F(TensorUpdatesBehaviour, SettingsAreThoseOfTheUpdatesThatBeginAfterThem) {
       ASSERT_TRUE(run.store().BeginWriting().ok());
       const UpdateScalars scalars = ScalarsOfStep(step, stats->norm);
       OffloadedOptimizer& optimizer = run.optimizer();
-      ASSERT_TRUE(
-          (delayed ? optimizer.modes().BeginDelayedUpdate(scalars) : optimizer.BeginUpdate(scalars))
-              .ok());
+      ASSERT_TRUE((delayed ? optimizer.modes().BeginDelayedUpdate(scalars, ResidentWrites::kNow)
+                           : optimizer.BeginUpdate(scalars))
+                      .ok());
       // Frozen here, too, is what was not, and the other way round.
       ASSERT_TRUE(run.SetGroups(step + 1).ok());
       if (delayed) {
@@ -317,60 +316,6 @@ TEST_F(TensorUpdatesBehaviour, SettingsAreThoseOfTheUpdatesThatBeginAfterThem) {
       }
       expected.Step(step);
       ExpectStoreHolds(run.store(), expected);
-    }
-  }
-}
-
-// A crash between PublishIntent and the commit: the next process applies the update of the very
-// tensors that had gradients.
-TEST_F(TensorUpdatesBehaviour, KeptGradientsAreAppliedWithoutTheTensorsThatHadNone) {
-  for (const bool delayed : {false, true}) {
-    for (int64_t crashed = 1; crashed <= kNumGroupedSteps; ++crashed) {
-      SCOPED_TRACE(testing::Message() << "step " << crashed << (delayed ? ", delayed" : ""));
-      const TemporaryFolder folder;
-      OffloadedRun::Options options = mixed_;
-      options.delayed = delayed;
-      options.area = GradientArea::kAll;
-      InMemoryOptimizer expected = Expected();
-      UpdateScalars scalars;
-      const Json words = {{"lr", 0.5}};
-      {
-        const auto started = OffloadedRun::Start(options, folder.path());
-        ASSERT_TRUE(started.ok()) << started.status();
-        OffloadedRun& run = **started;
-        for (int64_t step = 1; step < crashed; ++step) {
-          ASSERT_TRUE(run.Step(step).ok());
-          expected.Step(step);
-        }
-        const auto missed = run.optimizer().missed_updates();
-        options.missed_updates.assign(missed.begin(), missed.end());
-        const auto stats = run.Backward(crashed);
-        ASSERT_TRUE(stats.ok()) << stats.status();
-        scalars = ScalarsOfStep(crashed, stats->norm);
-        ASSERT_TRUE(run.optimizer().PublishIntent(crashed, words).ok());
-        ASSERT_TRUE(run.store().BeginWriting().ok());
-        ASSERT_TRUE(run.optimizer().BeginUpdate(scalars).ok());
-        ASSERT_TRUE(run.UpdateLayer(1).ok());
-      }
-      const auto started = OffloadedRun::Start(options, folder.path());
-      ASSERT_TRUE(started.ok()) << started.status();
-      OffloadedRun& run = **started;
-      ASSERT_EQ(run.store().committed().step, crashed - 1);
-      const RecoveredGradients recovered =
-          run.optimizer().RecoverGradients([](double) { return absl::OkStatus(); });
-      ASSERT_TRUE(recovered.damage.ok()) << recovered.damage;
-      ASSERT_TRUE(recovered.intent.has_value());
-      EXPECT_EQ(recovered.intent->trainer, words);
-      ASSERT_TRUE(run.SetGroups(crashed).ok());
-      ASSERT_TRUE(run.store().BeginWriting().ok());
-      ASSERT_TRUE(run.optimizer().BeginUpdate(scalars).ok());
-      ASSERT_TRUE(run.ApplyAndCommit(crashed).ok());
-      expected.Step(crashed);
-      ExpectStoreHolds(run.store(), expected);
-      const auto missed = run.optimizer().missed_updates();
-      for (size_t i = 0; i < missed.size(); ++i) {
-        EXPECT_EQ(missed[i], expected.missed_updates(static_cast<int>(i), crashed)) << i;
-      }
     }
   }
 }
@@ -429,11 +374,9 @@ TEST_F(TensorUpdatesBehaviour, AnUpdateOutOfTurnIsRefusedAndTheStepGoesOn) {
   const UpdateScalars scalars = ScalarsOfStep(1, expected.Step(1));
   ExpectMisuse(optimizer.BeginUpdate(scalars), "update 1 begins before its backward pass");
   ExpectMisuse(optimizer.modes().BeginSpeculation(scalars, 1), "no layer is speculative");
-  ExpectMisuse(optimizer.PublishIntent(1, Json::object()), "not all are kept on the disk");
-  ExpectMisuse(optimizer.RecoverGradients([](double) { return absl::OkStatus(); }).damage,
-               "where none are kept");
   ASSERT_TRUE(run->Backward(1).ok());
-  ExpectMisuse(optimizer.modes().BeginDelayedUpdate(scalars), "the placement delays none");
+  ExpectMisuse(optimizer.modes().BeginDelayedUpdate(scalars, ResidentWrites::kNow),
+               "the placement delays none");
   UpdateScalars none = scalars;
   none.step = 0;
   ExpectMisuse(optimizer.BeginUpdate(none), "this is said to be update 0");
@@ -469,20 +412,6 @@ TEST_F(TensorUpdatesBehaviour, SpeculationOutOfTurnIsRefusedAndTheStepGoesOn) {
   ASSERT_TRUE(optimizer.BeginUpdate(scalars).ok());
   ASSERT_TRUE(run->ApplyAndCommit(1).ok());
   ExpectStoreHolds(run->store(), expected);
-}
-
-TEST_F(TensorUpdatesBehaviour, GradientsAreKeptBetweenTheirBackwardPassAndTheirUpdateAlone) {
-  OffloadedRun::Options options = mixed_;
-  options.area = GradientArea::kAll;
-  options.delayed = true;
-  const auto run = Start(options);
-  OffloadedOptimizer& optimizer = run->optimizer();
-  ExpectMisuse(optimizer.PublishIntent(1, Json::object()), "its backward pass has not ended");
-  ASSERT_TRUE(run->Backward(1).ok());
-  ExpectMisuse(optimizer.PublishIntent(2, Json::object()), "lie where those of an odd step do");
-  ExpectMisuse(optimizer.RecoverGradients([](double) { return absl::OkStatus(); }).damage,
-               "in the midst of a step");
-  EXPECT_TRUE(optimizer.PublishIntent(1, Json::object()).ok());
 }
 
 TEST_F(TensorUpdatesBehaviour, SettingsThatCannotBeAreRefusedAndThoseBeforeStay) {

@@ -211,7 +211,7 @@ TEST_F(StepBenchTest, TheJsonStatesWhatWasDone) {
 
 TEST_F(StepBenchTest, EveryDurabilityIsReplayedAndLeavesNothing) {
   std::vector<int64_t> written, stored;
-  for (const Durability durability : {Durability::kNone, Durability::kStep, Durability::kReplay}) {
+  for (const Durability durability : {Durability::kNone, Durability::kStep}) {
     options_.replay.offload.durability = durability;
     const auto report = RunStepBench(options_, {});
     ASSERT_TRUE(report.ok()) << report.status();
@@ -221,11 +221,9 @@ TEST_F(StepBenchTest, EveryDurabilityIsReplayedAndLeavesNothing) {
     stored.push_back(json["store_bytes"]);
     EXPECT_TRUE(FolderIsEmpty());
   }
-  // Seals and records are small; kept gradients are two bytes for each parameter.
+  // Seals and records are small.
   EXPECT_LT(written[1] - written[0], written[0] / 100);
-  EXPECT_NEAR(static_cast<double>(written[2] - written[1]), 2.0 * (18 << 20), 1e6);
   EXPECT_GT(stored[1], stored[0] + 12 * (18 << 20) - 1'000'000);
-  EXPECT_NEAR(static_cast<double>(stored[2] - stored[1]), 2.0 * (18 << 20), 1e6);
 }
 
 }  // namespace

@@ -59,10 +59,11 @@ TEST(ChainSchedule, GradientsOfTheEndsThatAreMadeInPartsFindTheWeightsOfTheLoss)
 TEST(ChainSchedule, AnUpdateComesWhereItsLayerSays) {
   const StepSchedule schedule = ChainSchedule(
       {.num_layers = 3,
-       .update_times = {UpdateTime::kOnRead, UpdateTime::kAfterHand, UpdateTime::kBesideStep}});
+       .update_times = {UpdateTime::kOnRead, UpdateTime::kAfterHand, UpdateTime::kAfterNextHand}});
   EXPECT_EQ(Describe(schedule.operations),
-            "update 2, write 2, read 0, update 0, write 0, forward 0, keep 0, release 0, "
+            "read 0, update 0, write 0, forward 0, keep 0, release 0, "
             "read 1, forward 1, release 1, read 2, loss and gradient 2, release 2, commit, hand 2, "
+            "update 2, write 2, "
             "read 1, recompute 1, backward 1, drop 0, release 1, hand 1, update 1, write 1, "
             "backward 0, hand 0");
 }

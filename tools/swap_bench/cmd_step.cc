@@ -42,9 +42,8 @@ class BenchStepCommand : public Command {
          "where they wait for the backward pass; nvme: what a run does with "
          "--activations_tier=nvme (default: ram)");
     text("tokens", tokens_, "N", "of a step, which say how large activations are (default: 4096)");
-    text("durability", durability_, "none|step|replay",
-         "what a crash leaves of the run: its last export, its last step, or the gradients of the "
-         "next too (default: step)");
+    text("durability", durability_, "none|step",
+         "what a crash leaves of the run: its last export, or its last step (default: step)");
     text("tile_elems", tile_elems_, "N", "elements of one tile (default: 1M)");
     text("ram", ram_, "SIZE", "for all buffers (default: 80 % of what is available)");
     text("compute", compute_, "none|adamw",
@@ -128,10 +127,9 @@ class BenchStepCommand : public Command {
     if (num_tokens_ < 1 || num_tokens_ > int64_t{1} << 30) {
       reader.Problem("tokens", fmt::format("'{}' is not from 1 to 1G", tokens_));
     }
-    reader.TakeWord<Durability>(
-        "durability", durability_,
-        {{"none", Durability::kNone}, {"step", Durability::kStep}, {"replay", Durability::kReplay}},
-        offload.durability);
+    reader.TakeWord<Durability>("durability", durability_,
+                                {{"none", Durability::kNone}, {"step", Durability::kStep}},
+                                offload.durability);
     reader.Take("tile_elems", ParseSize(tile_elems_), offload.tile_elems);
     if (offload.tile_elems <= 0 || offload.tile_elems % kLayerAlignElems != 0 ||
         offload.tile_elems > int64_t{1} << 30) {

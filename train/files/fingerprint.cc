@@ -135,6 +135,10 @@ Json MakeFingerprint(const TrainOptions& options, int64_t num_steps, const Packe
                           "min_loss_scale"}) {
     fingerprint[key] = OptionText(options, key);
   }
+  // A commit applies the update that is delayed.
+  if (options.delay_update_from > 0) {
+    fingerprint["commit_every"] = OptionText(options, "commit_every");
+  }
   return fingerprint;
 }
 

@@ -46,16 +46,18 @@ absl::StatusOr<Json> ReadSettingsFile(const std::string& path) {
   if (!config.is_object()) return damaged("all of it", config, "an object of sections");
   for (const OptionSpec& spec : OptionTable()) {
     if (!config.contains(spec.section)) continue;
-    const Json& section = config[spec.section];
+    Json& section = config[spec.section];
     if (!section.is_object()) return damaged(spec.section, section, "an object");
     if (!section.contains(spec.name)) continue;
     const std::string name = spec.section + "." + spec.name;
-    const Json& entry = section[spec.name];
+    Json& entry = section[spec.name];
     const bool is_whole = entry.is_object() && entry.contains("value") &&
                           entry.contains("origin") && entry["origin"].is_string();
     if (!is_whole) return damaged(name, entry, "an object of a value and its origin");
     // A setting that nobody chose is as the option table has it: an empty path, for example.
     if (entry["value"] == spec.get(TrainOptions())) continue;
+    // Of earlier versions; it had the same store.
+    if (spec.name == "durability" && entry["value"] == "replay") entry["value"] = "step";
     if (!IsAllowed(spec, entry["value"])) return damaged(name, entry["value"], spec.allowed);
   }
   return config;

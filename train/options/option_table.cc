@@ -107,9 +107,11 @@ std::vector<OptionSpec> OptimRows() {
       Switch("optim", "nesterov", &O::nesterov, "Nesterov's momentum, of sgd"),
       Real("optim", "clip", &O::clip, {.least = 0, .most = 1e9},
            "most global gradient norm; 0: no clipping"),
-      Whole<int64_t>("optim", "delay_update_from", &O::delay_update_from, 0, kManySteps,
-                     "from this step on, 2 or later, a step does not see the update of the one "
-                     "before, which is applied beside it: another result; 0: never"),
+      Whole<int64_t>(
+          "optim", "delay_update_from", &O::delay_update_from, 0, kManySteps,
+          "from this step on, 2 or later, a step does not see the update of the one "
+          "before, which is applied in its backward pass, except after a commit: another "
+          "result; 0: never"),
   };
 }
 
@@ -256,13 +258,9 @@ std::vector<OptionSpec> PlacementRows() {
                      "speeds are known, else with --gradients=speculate all"),
       Choice<Durability>(
           "offload", "durability", &O::durability,
-          {{"auto", Durability::kAuto},
-           {"none", Durability::kNone},
-           {"step", Durability::kStep},
-           {"replay", Durability::kReplay}},
-          "what a crash leaves: step (the last committed step; twice the space), replay (the last "
-          "step whose gradients were complete), none (exports alone); auto: step where there is "
-          "room"),
+          {{"auto", Durability::kAuto}, {"none", Durability::kNone}, {"step", Durability::kStep}},
+          "what a crash leaves: step (the last committed step; twice the space), none (only "
+          "exports); auto: step if there is room"),
       Whole<int64_t>("offload", "commit_every", &O::commit_every, 0, kManySteps,
                      "steps between commits; 0: each where all state is on disk, else so that they "
                      "take 5 % of the time, more often where a crash would lose more than ten "

@@ -64,7 +64,7 @@ double ShareUpdatedInBackward(const OffloadPlan& plan) {
   int64_t all = 0, in_backward = 0;
   for (const Tile& tile : plan.tiles.streamed_tiles()) {
     all += tile.num_elems;
-    if (plan.placement.UpdateTimeOf(tile.layer) == UpdateTime::kAfterHand) {
+    if (plan.placement.UpdateTimeOf(tile.layer) != UpdateTime::kOnRead) {
       in_backward += tile.num_elems;
     }
   }
@@ -87,21 +87,16 @@ class Forecaster {
   StepForecast Make() const {
     StepForecast forecast;
     const double in_backward = ShareUpdatedInBackward(plan_);
-    const bool beside = plan_.placement.NumUpdated(UpdateTime::kBesideStep) > 0;
     forecast.forward = Pass(flops_.forward, plan_.forward_io_s);
     forecast.backward = Pass(flops_.backward, plan_.backward_io_s);
     AddBus(forecast);
-    PassForecast updates_beside;
-    updates_beside.disk_s = plan_.beside_io_s;
-    AddUpdates(beside ? 1 : 0, updates_beside);
-    AddUpdates(beside ? 0 : 1 - in_backward, forecast.forward);
-    AddUpdates(beside ? 0 : in_backward, forecast.backward);
-    const std::array<PassForecast*, 3> passes = {&forecast.forward, &forecast.backward,
-                                                 &updates_beside};
+    AddUpdates(1 - in_backward, forecast.forward);
+    AddUpdates(in_backward, forecast.backward);
+    const std::array<PassForecast*, 2> passes = {&forecast.forward, &forecast.backward};
     if (!gpu_.computes) {
       for (PassForecast* pass : passes) AddWorkBesideOnCpu(*pass);
     }
-    if (!beside && in_backward == 0) MoveStagedTransfers(forecast);
+    if (in_backward == 0) MoveStagedTransfers(forecast);
     const double early_s = in_backward == 1 ? MoveEarlyReads(forecast) : 0;
     const double not_hidden =
         kNotHiddenOnCpu * (1 - kHiddenAhead * std::max(StagedShare(), in_backward));
@@ -118,10 +113,8 @@ class Forecaster {
     }
     PassForecast all = forecast.forward;
     all += forecast.backward;
-    all += updates_beside;
     std::tie(forecast.bound, forecast.bound_s) = LongestOf(all);
-    forecast.step_s =
-        std::max(forecast.bound_s, forecast.forward.Seconds() + forecast.backward.Seconds());
+    forecast.step_s = forecast.forward.Seconds() + forecast.backward.Seconds();
     forecast.tokens_per_s = static_cast<double>(tokens_) / forecast.step_s;
     return forecast;
   }
@@ -131,7 +124,7 @@ class Forecaster {
     return {.compute_s = flops / speeds_.matmul_flops_per_s, .disk_s = disk_s};
   }
 
-  // Of a share of the parameters, in a pass or beside both. A CPU that updates does not compute.
+  // Of a share of the parameters. A CPU that updates does not compute.
   void AddUpdates(double share, PassForecast& pass) const {
     const UpdateBytes bytes = UpdateBytesOf(plan_, options_);
     const double seconds = share * bytes.on_cpu / speeds_.memory_bytes_per_s;

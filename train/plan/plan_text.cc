@@ -73,21 +73,9 @@ std::string StripeLines(const Plan& plan) {
   return lines;
 }
 
-// With those of the gradients that are kept.
-int64_t FlushesPerCommit(const Plan& plan) {
-  const auto num_folders = static_cast<int64_t>(plan.stripes.size());
-  const int64_t of_gradients = plan.gradient_area == GradientArea::kAll ? num_folders + 1 : 0;
-  return kFlushesPerCommit * num_folders + of_gradients;
-}
-
-std::string_view NameOfDurability(const Plan& plan) {
-  if (plan.num_slots == 1) return "none";
-  return plan.gradient_area == GradientArea::kAll ? "replay" : "step";
-}
-
 std::string DurabilityLine(const Plan& plan) {
-  const std::string commit =
-      fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes), FlushesPerCommit(plan));
+  const std::string commit = fmt::format("{} and {} flushes", FormatBytes(plan.commit_bytes),
+                                         kFlushesPerCommit * plan.stripes.size());
   if (!plan.store_files.records) {
     return "durability none: no state of the run is kept, and no model: what has ended or stopped "
            "cannot be resumed\n";
@@ -97,12 +85,6 @@ std::string DurabilityLine(const Plan& plan) {
         "durability none: one copy{}, committed ({}) when the run stops, evaluates or exports; a "
         "crash loses all since the last export\n",
         plan.lacks_room_for_two ? ", as the disk has no room for two" : "", commit);
-  }
-  if (plan.gradient_area == GradientArea::kAll) {
-    return fmt::format(
-        "durability replay: each step is committed, during the next ({}), and its gradients are "
-        "kept until then; a crash loses the running forward and backward pass\n",
-        commit);
   }
   const int64_t steps = StepsPerCommit(plan.commit_pace);
   if (plan.placement.NumUpdated(UpdateTime::kAfterHand) == std::ssize(plan.placement.weights)) {
@@ -125,8 +107,11 @@ std::string DurabilityLine(const Plan& plan) {
 std::string DelayLine(const Plan& plan) {
   if (plan.delay_update_from == 0) return "";
   return fmt::format(
-      "updates    from step {} on each is applied beside the next step, which sees the weights "
-      "before it: one step stale, so the result is another\n",
+      "updates    from step {} on each is applied in the backward pass of the next step, which "
+      "sees "
+      "the weights before it: one step stale, so the result is another; after a commit none is, "
+      "and "
+      "a stop goes on from the last commit\n",
       plan.delay_update_from);
 }
 
@@ -284,11 +269,11 @@ Json ToJson(const Plan& plan) {
         {{"setting", text}, {"step_s", step_s}, {"tokens_per_s", tokens_per_s}});
   }
   const int64_t steps_per_commit = StepsPerCommit(plan.commit_pace);
-  json["durability"] = NameOfDurability(plan);
+  json["durability"] = plan.num_slots == 1 ? "none" : "step";
   json["commit_every"] = steps_per_commit > 0 ? Json(steps_per_commit) : Json(nullptr);
   json["commit_bytes"] = plan.commit_bytes;
   json["delay_update_from"] = plan.delay_update_from;
-  json["flushes_per_commit"] = FlushesPerCommit(plan);
+  json["flushes_per_commit"] = kFlushesPerCommit * plan.stripes.size();
   json["rated_tbw"] = plan.rated_tbw;
   const std::optional<int64_t> steps_until_worn = StepsUntilWorn(plan);
   json["steps_until_tbw"] = steps_until_worn.has_value() ? Json(*steps_until_worn) : Json(nullptr);

@@ -6,11 +6,9 @@
 namespace forebay {
 namespace {
 
-int64_t StoreBytes(const PreparedRun& run, const TensorStore& store) {
-  const bool has_intents = run.plan.gradient_area == GradientArea::kAll;
+int64_t StoreBytes(const TensorStore& store) {
   return Total(TensorStore::DiskBytes(store.tiles(), store.num_slots(), store.scratch_bytes(),
-                                      store.files())) +
-         (has_intents ? TensorStore::IntentBytes(store.tiles()) : 0);
+                                      store.files()));
 }
 
 }  // namespace
@@ -94,7 +92,7 @@ Json RunSummary(const SessionTotals& totals, int64_t num_skipped, const Prepared
   summary["ram_budget_bytes"] = run.plan.ram_budget_bytes;
   summary["engine"] = run.engine->name();
   summary["stores"] = store.directories();
-  summary["store_bytes"] = StoreBytes(run, store);
+  summary["store_bytes"] = StoreBytes(store);
   summary["host_weight_bytes"] = run.plan.placement.host_weight_bytes;
   summary["host_state_bytes"] = run.plan.placement.host_state_bytes;
   summary["gpu_state_bytes"] = run.plan.placement.device_state_bytes;

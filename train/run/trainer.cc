@@ -65,9 +65,7 @@ class TrainingRun {
     }
     FOREBAY_RETURN_IF_ERROR(observer_.OpenLog(prepared_.paths.events));
     FOREBAY_RETURN_IF_ERROR(OpenSession());
-    absl::Status status = RedoUpdate();
-    if (ExitCodeOf(status) == ExitCode::kInterrupted) status = StopInMidStep(status);
-    if (status.ok()) status = OpenMetrics();
+    absl::Status status = OpenMetrics();
     if (status.ok()) status = TrainAndExport();
     status = exports_->End(status);
     NoteWritten(status);
@@ -80,7 +78,6 @@ class TrainingRun {
 
  private:
   absl::Status OpenSession();
-  absl::Status RedoUpdate();
   absl::Status OpenMetrics();
   absl::Status TrainAndExport();
   absl::Status EvaluateWhatIsDue();
@@ -188,39 +185,6 @@ absl::Status TrainingRun::OpenSession() {
   return write_limit_->Begin(committed_step());
 }
 
-// Of the step after the committed one, when a crash left its gradients whole.
-absl::Status TrainingRun::RedoUpdate() {
-  if (!prepared_.resumed || prepared_.plan.gradient_area != GradientArea::kAll) {
-    return absl::OkStatus();
-  }
-  const auto progress = [&](double fraction) -> absl::Status {
-    observer_.OnPhase("looking for kept gradients", fraction);
-    return StopsAlone() ? InterruptedError("stopped on request") : absl::OkStatus();
-  };
-  FOREBAY_RETURN_IF_ERROR(progress(0));
-  RecoveredUpdate recovered = layers().Recover(progress);
-  const int64_t step = committed_step() + 1;
-  // They stay what they are for the next resume.
-  if (ExitCodeOf(recovered.damage) == ExitCode::kInterrupted) return recovered.damage;
-  // Where they cannot be computed again for sure, what might be read another time is not given up.
-  const bool may_read_later = ExitCodeOf(recovered.damage) == ExitCode::kStorage;
-  if (may_read_later && prepared_.plan.delay_update_from > 0) return recovered.damage;
-  if (!recovered.damage.ok()) {
-    Note(fmt::format("step {} is computed again, as its gradients cannot be used: {}", step,
-                     MessageOf(recovered.damage)));
-  }
-  FOREBAY_ASSIGN_OR_RETURN(const bool all_have_them,
-                           AllRanks(environment_.ranks, recovered.kept.has_value()));
-  if (!all_have_them) layers().Abandon();
-  if (!recovered.kept.has_value() || !all_have_them) return absl::OkStatus();
-  saving_.Begin("applying kept gradients");
-  released_line_ = *std::move(recovered.kept);
-  FOREBAY_RETURN_IF_ERROR(progress_.Advance(/*overflowed=*/false));
-  FOREBAY_RETURN_IF_ERROR(layers().ApplyRecovered());
-  Note(fmt::format("step {}: its gradients were whole, and its update is applied", step));
-  return absl::OkStatus();
-}
-
 // With the line of the committed step as its last.
 absl::Status TrainingRun::OpenMetrics() {
   first_step_ = committed_step() + 1;
@@ -301,10 +265,16 @@ absl::Status TrainingRun::RunSteps() {
   return absl::OkStatus();
 }
 
-// The step before is applied and committed; the one in progress leaves no trace.
+// The step before is applied and committed; the one in progress leaves no trace. If updates are
+// delayed, a commit on another step than those of --commit_every would change the result.
 absl::Status TrainingRun::SaveWhatIsDone() {
   layers().Abandon();
-  if (!prepared_.IsKept() || committed_step() == layers().released_step()) return absl::OkStatus();
+  const int64_t released = layers().released_step();
+  if (!prepared_.IsKept() || committed_step() == released) return absl::OkStatus();
+  const Plan& plan = prepared_.plan;
+  if (plan.delay_update_from > 0 && released % plan.commit_pace.every_steps != 0) {
+    return absl::OkStatus();
+  }
   saving_.Begin("saving");  // what lives in RAM may take a while
   return layers().Commit();
 }
@@ -337,10 +307,16 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
 absl::Status TrainingRun::StopInMidStep(const absl::Status& reason, std::string_view go_on_with) {
   FOREBAY_RETURN_IF_ERROR(SaveWhatIsDone());
   FOREBAY_RETURN_IF_ERROR(session_->store().CheckFiles());
+  const bool is_all = committed_step() == layers().released_step();
   const std::string saved =
-      prepared_.IsKept()
-          ? fmt::format("All of it is saved; continue with the same command and {}", go_on_with)
-          : "Nothing of it is, as --durability=none --export=none ask";
+      !prepared_.IsKept()
+          ? "Nothing of it is, as --durability=none --export=none ask"
+          : fmt::format("{}; continue with the same command and {}",
+                        is_all ? "All of it is saved"
+                               : fmt::format("What is saved is step {}, of the last "
+                                             "commit (--commit_every)",
+                                             committed_step()),
+                        go_on_with);
   return InterruptedError(fmt::format("{} after step {} of {}. {}", MessageOf(reason),
                                       layers().released_step(), prepared_.num_steps, saved));
 }

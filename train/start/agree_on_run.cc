@@ -57,9 +57,7 @@ std::vector<Setting> SettingsOfRank(const PreparedRun& run, const Json& fingerpr
       std::vector<Setting>{
           {"--gradients", speculates ? "speculate" : "hold"},
           {"when each layer is updated (--set=speculate_layers)", UpdateTimesOf(plan.placement)},
-          {"--durability", plan.num_slots == 1                        ? "none"
-                           : plan.gradient_area == GradientArea::kAll ? "replay"
-                                                                      : "step"},
+          {"--durability", plan.num_slots == 1 ? "none" : "step"},
           {"--eval_every", run.options.eval_every},
           {"--save_every", run.options.save_every},
           {"--stop_after", run.options.stop_after},
@@ -134,10 +132,9 @@ absl::Status TakePartOfRank(int rank, int num_ranks, TrainOptions& options) {
         options.batch, num_ranks, num_ranks));
   }
   if (options.delay_update_from > 0) {
-    return UsageError(fmt::format(
-        "--delay_update_from={} is not there for several ranks (here {}): a crash may leave them "
-        "two steps apart. Leave it out",
-        options.delay_update_from, num_ranks));
+    return UsageError(
+        fmt::format("--delay_update_from={} is not there for several ranks (here {}). Leave it out",
+                    options.delay_update_from, num_ranks));
   }
   options.batch /= num_ranks;
   options.rank = rank;

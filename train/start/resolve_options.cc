@@ -387,7 +387,6 @@ void CheckSpeculation(Resolver& resolver) {
                     name, OptionText(options, name), why));
   };
   refuse(options.durability == Durability::kNone, "durability", "which has no second slot");
-  refuse(options.durability == Durability::kReplay, "durability", "which keeps all gradients");
   refuse(options.commit_every > 1, "commit_every", "as it needs every step committed");
 }
 
@@ -400,23 +399,24 @@ void CheckDelay(Resolver& resolver) {
         "--delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
         "or a later step, or leave it out");
   }
-  if (options.durability != Durability::kReplay) {
+  if (options.commit_every < 2 || options.durability == Durability::kNone) {
     resolver.AddProblem(fmt::format(
-        "--delay_update_from={} needs --durability=replay: what a stop or a crash leaves has to "
-        "hold gradients that were made and are not applied. --durability={} keeps none",
-        from, OptionText(options, "durability")));
+        "--delay_update_from={} needs --commit_every=N, 2 or more, and --durability=step: a commit "
+        "applies the update that is delayed, so that it has to fall on the same steps in every run",
+        from));
+  }
+  for (const auto& [name, every] :
+       {std::pair("eval_every", options.eval_every), std::pair("save_every", options.save_every)}) {
+    if (options.commit_every < 2 || every % options.commit_every == 0) continue;
+    resolver.AddProblem(fmt::format(
+        "--{}={} commits a step where --commit_every={} has none, and a commit applies the update "
+        "that --delay_update_from={} delays. Give a multiple of {}",
+        name, every, options.commit_every, from, options.commit_every));
   }
   if (options.gradients == GradientChoice::kSpeculate) {
     resolver.AddProblem(fmt::format(
         "--delay_update_from={} does not go with --gradients=speculate, which applies an update "
         "before its step has ended. Leave one of them out",
-        from));
-  }
-  if (options.weights_tier == TierChoice::kHost) {
-    resolver.AddProblem(fmt::format(
-        "--delay_update_from={} does not go with --weights_tier=host: in RAM there is one copy of "
-        "the weights, and a step reads those from before the update that is being made. Leave one "
-        "of them out",
         from));
   }
 }
@@ -525,12 +525,6 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
   if (options.save_every > 0 && options.export_format == ExportFormat::kNone) {
     resolver.AddProblem(
         fmt::format("--save_every={} does not go with --export=none", options.save_every));
-  }
-  if (options.commit_every > 1 && options.durability == Durability::kReplay) {
-    resolver.AddProblem(
-        fmt::format("--commit_every={} does not go with --durability=replay, which keeps the "
-                    "gradients of one step and commits each. Give --commit_every=1",
-                    options.commit_every));
   }
   if (options.resume && !options.from.empty()) resolver.AddProblem("--resume begins no run --from");
   if (!options.resume && options.commit_every > 0 && options.durability == Durability::kNone) {

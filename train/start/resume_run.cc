@@ -80,7 +80,7 @@ absl::Status CheckDurabilityIsTheRuns(const TrainOptions& options, const TensorS
     return UsageError(fmt::format(
         "--durability={}: the run keeps {}, which is fixed when it starts. Leave --durability out",
         OptionText(options, "durability"),
-        one_copy ? "one copy of its state (none)" : "two copies of its state (step, replay)"));
+        one_copy ? "one copy of its state (none)" : "two copies of its state (step)"));
   }
   if (one_copy && options.commit_every > 0) {
     return UsageError(fmt::format(
@@ -273,13 +273,11 @@ absl::Status ContinueRun(const ResolvedOptions& resolved, const Json& fingerprin
   FOREBAY_RETURN_IF_ERROR(CheckStateIsTheRuns(run.options, *run.store));
   FOREBAY_RETURN_IF_ERROR(Annotate(
       run.options.dry_run ? run.store->CheckSpace() : run.store->ReserveSpace(), "--resume"));
-  // With less memory than the run was started with, gradients may have to wait on disk; with
-  // --durability=replay, which may be new, all of them are kept there; and --set=activations_tier
-  // may be another.
+  // With less memory than the run was started with, gradients may have to wait on disk, and
+  // --set=activations_tier may be another.
   const StripeBytes area_bytes = run.plan.ScratchBytes();
-  const GradientArea area = run.plan.gradient_area;
-  const absl::Status room = run.options.dry_run ? run.store->CheckScratchArea(area_bytes, area)
-                                                : run.store->EnsureScratchArea(area_bytes, area);
+  const absl::Status room = run.options.dry_run ? run.store->CheckScratchArea(area_bytes)
+                                                : run.store->EnsureScratchArea(area_bytes);
   FOREBAY_RETURN_IF_ERROR(Annotate(room, "--resume"));
   if (run.options.dry_run) return absl::OkStatus();
   // A run made by `forebay init --run` gets its fingerprint and its files from its first training

@@ -77,9 +77,6 @@ class Optimizer(torch.optim.Optimizer):
         clip = real(clip, "clip (the most that the norm may be; 0: no clipping)", 0)
         threads = whole_number(threads, "threads", 0, _MOST_THREADS)
         zero_stage = whole_number(zero_stage, "zero_stage", 0, 3)
-        if durability == "replay":
-            raise UsageError("forebay: durability=\"replay\" commits every step by itself, and these optimizers leave "
-                             "that to commit(). Use \"step\", and commit() as often as a crash may cost.")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
         if reduce_dtype not in DTYPES:

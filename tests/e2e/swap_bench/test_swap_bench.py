@@ -12,7 +12,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import time
 import xml.etree.ElementTree
 
 import pytest
@@ -262,7 +261,7 @@ def test_step_says_what_is_wrong(bench, disk, arguments, words):
     assert words in bench.run("step", disk, *arguments, cwd=disk, expect=2).stderr
 
 
-@pytest.mark.parametrize("durability", ["none", "step", "replay"])
+@pytest.mark.parametrize("durability", ["none", "step"])
 def test_the_row_of_step_says_what_it_is_of(bench, disk, durability):
     small = ["--params=135M", "--size=160M", "--time=100ms", f"--durability={durability}", "--format=csv"]
     (row,) = csv.DictReader(io.StringIO(bench.run("step", disk, *small).stdout))

@@ -188,9 +188,10 @@ def values_of(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adamw", delay_update_from=None):
+def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adamw", delay_update_from=None, commit_every=1):
     """`batches[s]`: the (tokens, flags) rows of step s. `fp16_scale`: autocast to fp16 with this fixed loss scale.
-    `delay_update_from`: from this step on loss and gradients are of the weights without the update of the step before.
+    `delay_update_from`: from this step on loss and gradients are of the weights without the update of the step before, if
+    that is none of the steps that are committed: one in `commit_every`.
     Returns one dict per step: loss, grad_norm, lr."""
     in_fp16 = torch.autocast("cpu", torch.float16, enabled=fp16_scale is not None)
     optimizer = make_optimizer(optimizer, model, settings)
@@ -209,7 +210,7 @@ def train(model, batches, settings, bf16=False, fp16_scale=None, optimizer="adam
         )
         loss = 0.0
         newest = values_of(model)
-        if delay_update_from is not None and step >= delay_update_from:
+        if delay_update_from is not None and step >= delay_update_from and (step - 1) % commit_every:
             put(model, before)
         for segments in segments_by_length(rows):
             with autocast(model) if bf16 else in_fp16:

@@ -221,29 +221,6 @@ class Store:
             require(layer["num_elems"] % 2048 == 0 and not weights[~used].any(), "what pads a layer")
         return tensors
 
-    def intent(self):
-        """Step, hash of the commit record and trainer's text of what intent.fbs says of gradients.fbs, all compared."""
-        data = (self.folders[0] / "intent.fbs").read_bytes()
-        require(xxhash.xxh3_64_intdigest(data[:4088]) == struct.unpack_from("<Q", data, 4088)[0], "intent")
-        magic, version, elem_bytes, uuid, step, commit = struct.unpack_from("<8sII16sqQ", data)
-        text_bytes, zero = struct.unpack_from("<II", data, 64)
-        require((magic, version, uuid, zero) == (b"FBINTENT", 1, self.record["uuid"], 0), "fields of the intent")
-        sums = []
-        at = [0] * len(self.weights)
-        for tile in self.tiles:
-            size = tile["elems"] * elem_bytes
-            with open(self.folders[tile["stripe"]] / "gradients.fbs", "rb") as file:
-                file.seek(at[tile["stripe"]])
-                gradient = file.read(size)
-            at[tile["stripe"]] += size
-            part_bytes = PART_ELEMS * elem_bytes
-            sums += [xxhash.xxh3_64_intdigest(gradient[i: i + part_bytes]) for i in range(0, size, part_bytes)]
-        table = data[RECORD_BYTES:]
-        require(len(table) == round_up(8 * len(sums), 4096), "size of the intent's table")
-        require(xxhash.xxh3_128_digest(table) == data[48:64], "table of the intent")
-        require(table == struct.pack(f"<{len(sums)}Q", *sums).ljust(len(table), b"\0"), "gradients")
-        return step, commit, json.loads(data[72: 72 + text_bytes])
-
     def digest(self):
         """That of 'forebay inspect --hash'."""
         digest = xxhash.xxh3_128()

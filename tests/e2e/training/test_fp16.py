@@ -93,8 +93,6 @@ def test_other_rules(forebay, task, tmp_path, rules):
         dict(ON_DISK, tile_elems=2048, engine="threads"),
         dict(ON_DISK, threads=1),
         dict(ON_DISK, durability="none"),
-        dict(ON_DISK, durability="replay"),
-        dict(IN_RAM, durability="replay"),
         dict(IN_RAM, commit_every=3),
         dict(ON_DISK, commit_every=100),
     ],
@@ -116,10 +114,9 @@ def test_the_digest_does_not_depend_on(forebay, task, whole, tmp_path, changes, 
         {key: line[key] for key in keys} for line in whole["lines"]]
 
 
-@pytest.mark.parametrize("durability", ["step", "replay"])
-def test_a_run_that_is_killed_after_each_step_ends_in_the_same_bits(forebay, task, whole, tmp_path, durability):
+def test_a_run_that_is_killed_after_each_step_ends_in_the_same_bits(forebay, task, whole, tmp_path):
     out = tmp_path / "run"
-    settings = dict(task, **ON_DISK, durability=durability)
+    settings = dict(task, **ON_DISK)
     command = [forebay.binary, "train", f"--out={out}", *(flag_of(key, value) for key, value in settings.items())]
     for killed_after in range(1, 40):
         resume = ["--resume"] if (out / "run.json").exists() else []

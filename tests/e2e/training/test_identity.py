@@ -58,7 +58,7 @@ def expected(forebay, task, tmp_path_factory):
         dict(number_checkpoints=2),
         dict(recompute="attention", recompute_layers=1, threads=3),
         dict(activations_tier="nvme", engine="threads", threads=3, tile_elems=2048),
-        dict(activations_tier="nvme", weights_tier="host", state_tier="host", durability="replay"),
+        dict(activations_tier="nvme", weights_tier="host", state_tier="host"),
         dict(activations_tier="nvme", durability="none"),
         dict(gradients="speculate", speculate_layers=2, weights_tier="host", activations_tier="nvme"),
     ],
@@ -108,7 +108,7 @@ def test_nor_with_other_layouts_and_optimizers(forebay, task, tmp_path, settings
     train(forebay, task, tmp_path / "a", weights_tier="nvme", state_tier="nvme", tile_elems=2048, **settings)
     train(forebay, task, tmp_path / "b", weights_tier="host", state_tier="host", threads=1, engine="threads", **settings)
     for stop_after in (2, 1, 0):
-        train(forebay, task, tmp_path / "c", check=False, stop_after=stop_after, durability="replay", tile_elems=8192,
+        train(forebay, task, tmp_path / "c", check=False, stop_after=stop_after, tile_elems=8192,
               extra=["--resume"] if (tmp_path / "c").exists() else [], **settings)
     digests = {forebay.digest(tmp_path / name) for name in "abc"}
     assert len(digests) == 1

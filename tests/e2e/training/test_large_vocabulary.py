@@ -88,7 +88,6 @@ def expected(forebay, task, tmp_path_factory):
     {},
     dict(gradients="speculate"),
     dict(gradients="hold", durability="none"),
-    dict(durability="replay"),
     dict(activations_tier="nvme"),
     dict(threads=1),
     dict(gradients="speculate", weights_tier="host"),
@@ -127,7 +126,7 @@ def test_an_evaluation_in_the_least_memory_has_the_same_loss(forebay, task):
 
 
 @pytest.mark.parametrize("changes", [dict(precision="fp16", initial_scale_power=20), dict(precision="fp32"),
-                                     dict(delay_update_from=2, durability="replay")], ids=["fp16", "fp32", "delayed"])
+                                     dict(delay_update_from=2, commit_every=2)], ids=["fp16", "fp32", "delayed"])
 @HOW
 def test_so_it_does_where_that_changes_the_result(forebay, task, tmp_path, changes, ram_of):
     """In fp16 the first steps overflow, in a part of a gradient."""

@@ -68,7 +68,7 @@ def draw_update(rng):
     precision = rng.choice(["bf16", "fp16", "fp32"])
     settings = dict(precision=precision, layout=precision, grad_dtype=rng.choice([precision, "bf16", "fp32"]),
                     optimizer=rng.choice(["adamw", "adamw", "adam", "adagrad", "lion", "sgd"]), clip=rng.choice([0, 1]),
-                    durability=rng.choice(["none", "step", "replay"]), gradients=rng.choice(["auto", "hold"]))
+                    durability=rng.choice(["none", "step"]), gradients=rng.choice(["auto", "hold"]))
     if precision == "bf16":
         settings["layout"] = rng.choice(["bf16", "bf16-moments", "int8-moments"])
     if settings["optimizer"] == "sgd":
@@ -84,8 +84,8 @@ def draw_beside(rng, update):
                     engine=rng.choice(["auto", "threads", "io_uring", "libaio", "buffered"]))
     if settings["export"] == "hf":
         settings["save_every"] = rng.choice([0, 1])
-    if update["durability"] == "replay" and update["weights_tier"] != "host" and rng.random() < 0.5:
-        settings["delay_update_from"] = 2
+    if update["durability"] == "step" and update["gradients"] != "speculate" and rng.random() < 0.3:
+        settings |= dict(delay_update_from=2, commit_every=2, save_every=0)
     return settings
 
 

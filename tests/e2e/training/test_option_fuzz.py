@@ -84,7 +84,7 @@ def manner(rng, held_out, starts):
         drawn |= dict(eval_data=held_out, eval_every=rng.randint(0, 2))
     if starts:
         drawn |= dict(tile_elems=rng.choice(["2048", "4K", "6144", "64K", "1M"]),
-                      durability=rng.choice(["auto", "none", "step", "replay"]))
+                      durability=rng.choice(["auto", "none", "step"]))
     kept = {key: value for key, value in drawn.items() if rng.random() < 0.6}
     if "eval_every" in kept and "eval_data" not in kept:
         del kept["eval_every"]

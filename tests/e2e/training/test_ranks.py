@@ -53,7 +53,6 @@ def test_ranks_compute_what_one_process_computes_with_all_the_data(forebay, task
     [
         dict(weights_tier="nvme", state_tier="nvme"),
         dict(weights_tier="host", state_tier="host", commit_every=4),
-        dict(weights_tier="nvme", state_tier="nvme", durability="replay"),
         dict(threads=2, tile_elems=2048, engine="threads"),
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),

@@ -249,7 +249,7 @@ def test_a_swap_area_that_became_a_link_is_not_written_through(forebay, task, tm
     (out / "swap").rename(elsewhere)
     os.symlink(elsewhere, out / "swap")
     before = sorted(os.listdir(elsewhere))
-    for flags in ([], ["--durability=replay"], ["--dry_run"]):
+    for flags in ([], ["--commit_every=3"], ["--dry_run"]):
         refused = forebay.run("train", "--resume", *flags, check=False, out=out)
         assert refused.returncode == 2, refused.stderr
         assert f"'{out}/swap', the swap area of the run, is a symbolic link now" in refused.stderr

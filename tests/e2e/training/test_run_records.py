@@ -9,7 +9,7 @@ import struct
 
 import pytest
 import xxhash
-from conftest import make_model, random_rows, write_rows, write_tokenizer
+from conftest import make_model, write_tokenizer
 
 SEQ = 32
 SECRET = b"not what was written"

@@ -201,7 +201,7 @@ def test_with_exports_and_evaluations_beside(forebay, task, held, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(durability="none"), dict(durability="replay"), dict(commit_every=2)],
+    [dict(durability="none"), dict(commit_every=2)],
     ids=lambda changes: next(iter(changes)),
 )
 def test_what_it_does_not_go_with_is_named(forebay, task, tmp_path, changes):

@@ -71,19 +71,6 @@ def test_of_several_folders_with_less_state(forebay, task, tmp_path, settings):
     assert Store(reversed(folders)).digest() == forebay.digest(out)
 
 
-@pytest.mark.parametrize("settings", [{}, dict(grad_dtype="fp32"), dict(precision="fp16")], ids=["bf16", "fp32", "fp16"])
-def test_of_gradients_that_are_kept(forebay, task, tmp_path, settings):
-    out = tmp_path / "run"
-    disks = [tmp_path / name for name in "ab"]
-    forebay.run("train", out=out, **task, tile_elems=4096, durability="replay", nvme=",".join(map(str, disks)),
-                nvme_weights="2,1", **settings)
-    store = Store([next(disk.iterdir()) for disk in disks])
-    step, commit, trainer = store.intent()
-    # The last step is committed, from the record that its update started from.
-    assert (step, commit) == (3, store.record["previous"])
-    assert trainer["metrics"] == store.record["trainer"]["metrics"] and trainer["lr"] == trainer["metrics"]["lr"]
-
-
 def test_and_finds_a_flipped_bit(forebay, task, tmp_path):
     out = tmp_path / "run"
     forebay.run("train", out=out, **task, tile_elems=4096)

@@ -1,7 +1,6 @@
 """What is done wrong: name -> (source of swap/, text that is in it once, what stands there instead)."""
 
 COMMIT = "store/tensor_store_commit.cc"
-INTENT = "store/tensor_store_intent.cc"
 RECORD = "records/commit_record.cc"
 CACHE = "session/tile_cache.cc"
 REPAIR = "store/tensor_store_repair.cc"
@@ -126,16 +125,6 @@ MUTATIONS = {
         "found->record.seals_root != seals[slot].RootOfTables()",
         "found->record.seals_root.empty()",
     ),
-    "intent_of_any_commit": (INTENT, "record->commit_hash != impl.record_hash", "record->commit_hash == 0"),
-    "intent_of_any_gradients": (INTENT, "DigestOf(table) != record->table_digest", "table.empty()"),
-    "intent_not_flushed": (INTENT, "    status = impl.Flush(impl.IntentFiles());\n", ""),
-    "intent_used_from_a_cache": (INTENT, "  FOREBAY_RETURN_IF_ERROR(impl.Flush(impl.IntentFiles()));\n", ""),
-    "gradients_not_flushed": (
-        INTENT,
-        "if (stripe.scratch_file >= 0) numbers",
-        "if (stripe.scratch_file < -1) numbers",
-    ),
-    "previous_not_looked_for": (REPAIR, "  if (!is_before) {", "  if (!is_before && impl.files.empty()) {"),
     "repair_keeps_the_sequence": (REPAIR, "again.sequence = newest.record.sequence + 1;", ""),
     "repair_takes_what_was_skipped": (
         REPAIR,

@@ -211,14 +211,6 @@ TEST_F(ScratchAreaTest, AFullDiskIsAnErrorThatCostsNothing) {
       EXPECT_THAT(MessageOf(status), HasSubstr(small));
       EXPECT_THAT(MessageOf(status), HasSubstr("--ram"));
       EXPECT_EQ((*store)->CheckScratchArea({too_much}), status);
-      // More memory would not help those that are kept.
-      const absl::Status kept = (*store)->EnsureScratchArea({too_much}, GradientArea::kAll);
-      EXPECT_EQ(ExitCodeOf(kept), ExitCode::kDoesNotFit);
-      const int64_t missing = too_much - kAreaBytes + TensorStore::IntentBytes((*store)->tiles());
-      EXPECT_THAT(MessageOf(kept), HasSubstr(std::to_string(missing) + " bytes"));
-      EXPECT_THAT(MessageOf(kept), HasSubstr("--durability=step"));
-      EXPECT_THAT(MessageOf(kept), testing::Not(HasSubstr("--ram")));
-      EXPECT_EQ((*store)->CheckScratchArea({too_much}, GradientArea::kAll), kept);
       EXPECT_EQ(*FileSize(JoinPath(small, "gradients.fbs")), kAreaBytes);
     }
     // Long enough, but with holes that nothing is left for.

@@ -16,7 +16,6 @@
 #include "fmt/format.h"
 #include "forebay/aio/faults/faulty_disk.h"
 #include "forebay/base/errors.h"
-#include "forebay/swap/records/gradient_seals.h"
 #include "forebay/swap/session/tensor_session.h"
 #include "forebay/swap/store/tensor_store.h"
 #include "forebay/tests/aio/scratch_mount.h"
@@ -64,8 +63,7 @@ class SpareSpaceTest : public testing::Test {
   StoreOptions Options() const {
     return {.directories = directories_,
             .tile_elems = kSmallTileElems,
-            .scratch_bytes = {5 * 4096, 3 * 4096},
-            .has_intents = true};
+            .scratch_bytes = {5 * 4096, 3 * 4096}};
   }
   std::unique_ptr<TensorStore> MustCreate(Engine* engine) {
     auto store = TensorStore::Create(Options(), SmallInventory(), engine);
@@ -104,12 +102,11 @@ TEST_F(SpareSpaceTest, IsAllThatTheFirstCommitLeaves) {
     int num_slots = 2;
     StripeWeights stripe_weights;
     StripeBytes scratch_bytes;
-    bool has_intents = false;
   };
   const Shape shapes[] = {{},
                           {.stripe_weights = {1000, 1}},  // the second folder gets no tiles
                           {.scratch_bytes = {5 * 4096, 0}},
-                          {.scratch_bytes = {4096, 7 * 4096}, .has_intents = true},
+                          {.scratch_bytes = {4096, 7 * 4096}},
                           {.num_slots = 1, .scratch_bytes = {0, 4096}}};
   for (const Shape& shape : shapes) {
     for (const bool is_written : {false, true}) {
@@ -120,8 +117,7 @@ TEST_F(SpareSpaceTest, IsAllThatTheFirstCommitLeaves) {
                                               .stripe_weights = shape.stripe_weights,
                                               .tile_elems = kSmallTileElems,
                                               .num_slots = shape.num_slots,
-                                              .scratch_bytes = shape.scratch_bytes,
-                                              .has_intents = shape.has_intents},
+                                              .scratch_bytes = shape.scratch_bytes},
                                              SmallInventory(), engine.get());
       ASSERT_TRUE(store.ok()) << store.status();
       std::vector<double> told = {0};
@@ -160,8 +156,8 @@ TEST_F(SpareSpaceTest, HasNoUnwrittenBlocksAfterwards) {
   if (before.empty() || before.front() == "?") {
     GTEST_SKIP() << "the file system tells of no blocks that are reserved and not written (FIEMAP)";
   }
-  ASSERT_THAT(before, testing::IsSupersetOf({"weights.fbs", "state.fbs", "seals.fbs",
-                                             "gradients.fbs", "intent.fbs"}));
+  ASSERT_THAT(before,
+              testing::IsSupersetOf({"weights.fbs", "state.fbs", "seals.fbs", "gradients.fbs"}));
   ASSERT_EQ(store->WriteSpareSpace(scratch_.first(kScratchBytes), {}, {}), absl::OkStatus());
   ASSERT_EQ(WriteStep(*store, 1), absl::OkStatus());
   EXPECT_THAT(FilesWithUnwrittenBlocks(directories_[0]), IsEmpty());
@@ -198,13 +194,6 @@ TEST_F(SpareSpaceTest, IsNoStep) {
   ASSERT_TRUE(store.ok()) << store.status();
   EXPECT_EQ((*store)->committed().step, 1);
   EXPECT_EQ(ReadTensors(**store), absl::OkStatus());
-  EXPECT_FALSE((*store)->FindPrevious().ok());
-  ASSERT_EQ((*store)->EnsureScratchArea(Options().scratch_bytes, GradientArea::kAll),
-            absl::OkStatus());
-  std::vector<std::byte> table(GradientSeals::TableBytes((*store)->tiles()));
-  const auto intent = (*store)->FindIntent(table);
-  ASSERT_TRUE(intent.ok()) << intent.status();
-  EXPECT_FALSE(intent->has_value());
   EXPECT_EQ(WriteStep(**store, 2), absl::OkStatus());
 }
 
@@ -247,11 +236,9 @@ std::string OnBlockMaps() {
     if (!why_not.empty()) return "skip: " + why_not;
     const std::string directory = JoinPath(mount.directory, "store");
     const auto engine = CreateThreadsEngine({});
-    auto store = TensorStore::Create({.directories = {directory},
-                                      .tile_elems = kSmallTileElems,
-                                      .scratch_bytes = {5 * 4096},
-                                      .has_intents = true},
-                                     SmallInventory(), engine.get());
+    auto store = TensorStore::Create(
+        {.directories = {directory}, .tile_elems = kSmallTileElems, .scratch_bytes = {5 * 4096}},
+        SmallInventory(), engine.get());
     if (!store.ok()) return store.status().ToString();
     std::string told = (*store)->space_note();
     Scratch scratch(kScratchBytes);
@@ -269,9 +256,9 @@ std::string OnBlockMaps() {
     store->reset();
     const auto opened = TensorStore::Open({directory}, engine.get());
     if (!opened.ok()) return opened.status().ToString();
-    status = (*opened)->EnsureScratchArea({5 * 4096}, GradientArea::kAll);
+    status = (*opened)->EnsureScratchArea({5 * 4096});
     told += "|" + (*opened)->space_note();  // all of it was there
-    status.Update((*opened)->EnsureScratchArea({6 * 4096}, GradientArea::kAll));
+    status.Update((*opened)->EnsureScratchArea({6 * 4096}));
     return status.ok() ? told + "|" + (*opened)->space_note() : status.ToString();
   });
 }

@@ -204,11 +204,6 @@ TEST_F(LayerPiecesTest, AreReadAgainWhereTheyWereUpdatedOutside) {
   }
   swapper_->ForgetUpdatedOutside();
   ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 1).ok());
-  // The committed ones are still those of before.
-  swapper_->SwitchTo(Generation::kCommitted);
-  ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 0).ok());
-  swapper_->SwitchTo(Generation::kNewest);
-  ASSERT_TRUE(ExpectAndUse({0, 1, 0}, 1).ok());
 }
 
 TEST_F(LayerPiecesTest, SeveralPassesMayBeAnnouncedAhead) {

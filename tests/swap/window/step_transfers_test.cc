@@ -133,7 +133,7 @@ TEST(CountTransfers, StepsBesideDelayedUpdatesReadMoreWeights) {
     return CountTransfers(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles, 2);
   };
   const StepTransfers in_time = count();
-  placement.update_times.assign(8, UpdateTime::kBesideStep);
+  placement.update_times.assign(8, UpdateTime::kAfterNextHand);
   EXPECT_THAT(CountWeightReads(ScheduleOf(placement), ChainWindow(8, {}), placement, tiles),
               ElementsAre(1, 2, 2, 2, 1, 1, 1, 1));
   // Three blocks of 4096 elements that the window would still hold from the step before.

@@ -19,20 +19,11 @@ class BreakingDisk : public SystemDiskCalls {
  public:
   int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
                    int64_t offset_bytes) override {
-    if (kind == IoKind::kRead && !fail_read_of.empty() && path.ends_with(fail_read_of)) {
-      fail_read_of.clear();
-      return -EIO;
-    }
-    if (kind == IoKind::kWrite) {
-      if (!break_at.empty() && path.ends_with(break_at)) broken = true;
-      if (broken) return -EIO;
-    }
+    if (kind == IoKind::kWrite && broken) return -EIO;
     return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
   }
 
   std::atomic<bool> broken = false;
-  std::string fail_read_of;  // the end of a file's name whose first read fails (one I/O thread)
-  std::string break_at;      // the end of a file's name whose first write breaks it
 };
 
 // `disk` is borrowed for the run.

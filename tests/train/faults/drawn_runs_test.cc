@@ -50,8 +50,7 @@ void DrawStore(Draw& draw, TrainOptions& options) {
     options.nvme = {JoinPath(options.out, "swap"), JoinPath(options.out, "more")};
     options.nvme_weights = {static_cast<double>(draw.Between(1, 3)), 1};
   }
-  options.durability =
-      draw.OneOf({Durability::kAuto, Durability::kNone, Durability::kStep, Durability::kReplay});
+  options.durability = draw.OneOf({Durability::kAuto, Durability::kNone, Durability::kStep});
 }
 
 // Each session may have these otherwise.
@@ -62,7 +61,7 @@ void DrawSession(Draw& draw, TrainOptions& options) {
   options.threads = static_cast<int>(draw.Between(1, 3));
   options.update_threads = static_cast<int>(draw.Between(0, 2));
   if (options.durability != Durability::kNone) {
-    options.durability = draw.OneOf({Durability::kAuto, Durability::kStep, Durability::kReplay});
+    options.durability = draw.OneOf({Durability::kAuto, Durability::kStep});
   }
   const auto tier = [&] {
     return draw.OneOf({TierChoice::kAuto, TierChoice::kHost, TierChoice::kNvme});

@@ -71,11 +71,9 @@ struct Setting {
   bool roomy = false;
   bool resumed = false;     // the process that fails goes on with a run that another one began
   bool striped = false;     // two folders
-  bool replays = false;     // --durability=replay
   bool speculates = false;  // in a roomy run of some layers, which live in RAM
-  bool delays = false;      // --delay_update_from=2
+  bool delays = false;      // --delay_update_from=2 --commit_every=2
   bool spills_activations = false;
-  bool keeps_gradients() const { return replays || delays; }
 };
 void PrintTo(const Setting& setting, std::ostream* out) {
   *out << setting.name;
@@ -86,8 +84,6 @@ constexpr Setting kSettings[] = {
     {"SimulatedDiskResumed", Under::kSimulatedDisk, false, true},
     {"SimulatedDiskTwoFolders", Under::kSimulatedDisk, false, false, true},
     {"SimulatedDiskTwoFoldersResumed", Under::kSimulatedDisk, false, true, true},
-    {.name = "SimulatedDiskReplay", .replays = true},
-    {.name = "SimulatedDiskRoomyReplayResumed", .roomy = true, .resumed = true, .replays = true},
     {.name = "SimulatedDiskSpeculative", .speculates = true},
     {.name = "SimulatedDiskRoomySpeculative", .roomy = true, .speculates = true},
     {.name = "SimulatedDiskDelayed", .delays = true},
@@ -129,7 +125,6 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     TrainOptions options = GetParam().striped ? task_.StripedRun(out)
                            : GetParam().roomy ? task_.RoomyRun(out)
                                               : task_.TightRun(out);
-    if (GetParam().replays) options.durability = Durability::kReplay;
     if (GetParam().delays) task_.Delay(options);
     // The least memory that works without has room for them.
     if (GetParam().spills_activations) options.activations_tier = ActivationsTier::kNvme;
@@ -254,13 +249,9 @@ class EngineFaultsTest : public testing::TestWithParam<Setting> {
     const absl::Status status = RunOn(faults, options, calls);
     made = std::ranges::count(calls, c.call) == 1;
     const ExitCode expected_exit = ExpectedExit(c.call.kind, c.fault);
-    // Records and checksums have a second copy. Without an intent a step is computed again, but
-    // with delayed updates not for a disk that may give it another time.
-    const bool does_without_intent = !GetParam().delays || expected_exit != ExitCode::kStorage;
-    const bool is_spared =
-        c.call.kind == IoKind::kRead &&
-        (c.call.file.ends_with("seals.fbs") || c.call.file.ends_with("commit.fbs") ||
-         (c.call.file.ends_with("intent.fbs") && does_without_intent));
+    // Records and checksums have a second copy.
+    const bool is_spared = c.call.kind == IoKind::kRead && (c.call.file.ends_with("seals.fbs") ||
+                                                            c.call.file.ends_with("commit.fbs"));
     // A full disk is found before the start, and at the end by the model.
     const bool does_not_fit =
         c.fault.error_number == ENOSPC && ExitCodeOf(status) == ExitCode::kDoesNotFit;
@@ -342,13 +333,8 @@ TEST_P(EngineFaultsTest, ARunHasCallsOfEveryKindAndNotTooMany) {
       }
     }
     const bool spills = !GetParam().roomy && !GetParam().speculates;
-    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"),
-              spills || GetParam().keeps_gradients());
+    EXPECT_EQ(has(IoKind::kWrite, folder + "gradients.fbs"), spills);
     EXPECT_EQ(has(IoKind::kRead, folder + "gradients.fbs"), spills);
-  }
-  for (const IoKind kind : {IoKind::kRead, IoKind::kWrite, IoKind::kFlush}) {
-    EXPECT_EQ(has(kind, "intent.fbs"),
-              GetParam().keeps_gradients() && (kind != IoKind::kRead || GetParam().resumed));
   }
 }
 

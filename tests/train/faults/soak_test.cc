@@ -36,7 +36,6 @@ TEST(Soak, ALongRunHoldsNoMoreAtItsEnd) {
   const ToyTask task{folder.path()};
   TrainOptions options = task.TightRun(folder.Path("run"));
   options.steps = kNumSteps;
-  options.durability = Durability::kReplay;  // which uses all there is
   SamplingObserver observer;
   const absl::Status status = TrainToy(options, {}, observer);
   ASSERT_TRUE(status.ok()) << status;

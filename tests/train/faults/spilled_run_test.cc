@@ -158,8 +158,6 @@ INSTANTIATE_TEST_SUITE_P(
     Variants, SpilledRunTest,
     testing::Values(Variant{"Tight", &ToyTask::TightRun}, Variant{"Roomy", &ToyTask::RoomyRun},
                     Variant{"TwoFolders", &ToyTask::StripedRun},
-                    Variant{"Replay", &ToyTask::TightRun,
-                            [](TrainOptions& o) { o.durability = Durability::kReplay; }},
                     Variant{"Delayed", &ToyTask::TightRun, nullptr, true},
                     // Its steps are clipped, and computed a second time.
                     Variant{"Speculative", &ToyTask::TightRun,

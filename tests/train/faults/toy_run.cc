@@ -119,7 +119,7 @@ TrainOptions ToyTask::StripedRun(const std::string& out) const {
 }
 
 void ToyTask::Delay(TrainOptions& options) const {
-  options.durability = Durability::kReplay;
+  options.commit_every = 2;
   options.delay_update_from = 2;
   if (options.ram_bytes < kRoomyBytes) options.ram_bytes = LeastRam(options);
 }

@@ -93,8 +93,7 @@ TEST_F(GpuRun, HasTheSameBitsWhereverStateLies) {
   options.threads = 1;
   options.tile_elems = 2048;
   EXPECT_EQ(Trained(options), expected);
-  options = OnGpu("replay");
-  options.durability = Durability::kReplay;
+  options = OnGpu("spilled");
   options.gradients_tier = TierChoice::kNvme;
   EXPECT_EQ(Trained(options), expected);
   options = OnGpu("other");

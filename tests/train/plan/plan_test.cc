@@ -152,33 +152,6 @@ TEST(Plan, WhereThereIsNoRoomForTwoSlotsThereIsOneUnlessTwoWereAskedFor) {
   EXPECT_EQ(ExitCodeOf(refused), ExitCode::kDoesNotFit);
 }
 
-TEST(Plan, GradientsThatAreKeptCostTheirBytesOnceMore) {
-  TrainOptions options = SmallRun();
-  options.export_format = ExportFormat::kNone;
-  options.ram_bytes = 4 * kGiB;
-  for (const TierChoice tier : {TierChoice::kNvme, TierChoice::kHost}) {
-    options.weights_tier = tier;
-    options.state_tier = tier;
-    options.commit_every = 1;
-    options.durability = Durability::kStep;
-    const auto step = MakePlan(SmolLm2(), options, BigMachine());
-    options.durability = Durability::kReplay;
-    options.commit_every = 0;
-    const auto plan = MakePlan(SmolLm2(), options, BigMachine());
-    ASSERT_TRUE(step.ok() && plan.ok()) << plan.status();
-    const int64_t kept =
-        2 * BuildInventory(SmolLm2()).num_padded_elems() + TensorStore::IntentBytes(plan->tiles);
-    EXPECT_EQ(plan->placement.host_gradient_bytes, step->placement.host_gradient_bytes);
-    EXPECT_EQ(plan->read_bytes_per_step, step->read_bytes_per_step) << "they are in RAM too";
-    EXPECT_EQ(plan->write_bytes_per_step, step->write_bytes_per_step + kept);
-    EXPECT_EQ(plan->nvme_bytes, step->nvme_bytes + kept);
-    EXPECT_EQ(plan->host_bytes, step->host_bytes);
-    EXPECT_EQ(plan->commit_pace.every_steps, 1);
-    EXPECT_EQ(ToJson(*plan)["durability"], "replay");
-    EXPECT_THAT(FormatPlan(*plan, SmolLm2(), options), HasSubstr("durability replay:"));
-  }
-}
-
 TEST(Plan, StepsThatShareACommitShareItsBytes) {
   TrainOptions options = SmallRun();
   options.state_tier = TierChoice::kHost;
@@ -278,8 +251,8 @@ TEST(Plan, TheGradientAreaCoversEveryOffsetThatHeldGradientsUse) {
     options.ram_bytes += draw(6, 2 * kMiB);
     const auto plan = MakePlan(config, options, BigMachine());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const GradientPlaces places = PlaceGradients(
-        plan->placement, plan->tiles, SizeOf(options.grad_dtype), GradientArea::kSpilled);
+    const GradientPlaces places =
+        PlaceGradients(plan->placement, plan->tiles, SizeOf(options.grad_dtype));
     ASSERT_EQ(plan->gradient_area_bytes, places.area_bytes);
     ASSERT_EQ(plan->placement.host_gradient_bytes, places.host_bytes);
     ASSERT_LE(plan->host_bytes, plan->ram_budget_bytes);

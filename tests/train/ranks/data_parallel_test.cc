@@ -71,7 +71,6 @@ TEST_F(DataParallelTest, HasTheSameBitsWhateverTheSettings) {
          options.weights_tier = options.state_tier = TierChoice::kNvme;
          options.tile_elems = 2048;
        }},
-      {"replay", [](TrainOptions& options) { options.durability = Durability::kReplay; }},
       {"speculate", [](TrainOptions& options) { options.gradients = GradientChoice::kSpeculate; }},
       {"saving", [](TrainOptions& options) { options.recompute = Recompute::kNone; }},
       {"segments", [](TrainOptions& options) { options.number_checkpoints = 1; }},

@@ -124,15 +124,14 @@ TEST_F(GpuRanks, ComeToTheSameBitsWhereverTheStateLies) {
     options.weights_tier = options.state_tier = TierChoice::kHost;
   };
   const auto on_gpu = [](TrainOptions& options) { options.state_tier = TierChoice::kDevice; };
-  const auto replay = [](TrainOptions& options) {
+  const auto spilled = [](TrainOptions& options) {
     options.gradients_tier = TierChoice::kNvme;
-    options.durability = Durability::kReplay;
     options.tile_elems = 2048;
   };
   EXPECT_EQ(DigestOf(3, "in_ram", in_ram), expected);
   EXPECT_EQ(DigestOf(0, "on_gpu", on_gpu), expected);
   EXPECT_EQ(DigestOf(3, "on_gpu", on_gpu), expected);
-  EXPECT_EQ(DigestOf(2, "replay", replay), expected);
+  EXPECT_EQ(DigestOf(2, "spilled", spilled), expected);
 }
 
 TEST_F(GpuRanks, SpeculateTogether) {

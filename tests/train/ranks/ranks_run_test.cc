@@ -81,9 +81,6 @@ TEST_F(RanksRunTest, ComeToTheSameBitsWhateverTheTiersAndTheOrderOfMessages) {
   TrainOptions in_ram = Options("ram");
   in_ram.weights_tier = in_ram.state_tier = TierChoice::kHost;
   EXPECT_EQ(Digest(in_ram), expected);
-  TrainOptions replayed = Options("replay");
-  replayed.durability = Durability::kReplay;
-  EXPECT_EQ(Digest(replayed), expected);
   TrainOptions seldom = Options("seldom");
   seldom.commit_every = 3;
   EXPECT_EQ(Digest(seldom), expected);

@@ -105,7 +105,6 @@ TEST_F(ZeroStagesTest, ComeToTheSameBitsWhereverTheStateLies) {
   });
   ExpectTheBitsOfStage0(3, "spilled", {}, [](TrainOptions& options) {
     options.gradients_tier = TierChoice::kNvme;
-    options.durability = Durability::kReplay;
     options.tile_elems = 2048;
   });
   ExpectTheBitsOfStage0(3, "one_copy", {}, [](TrainOptions& options) {

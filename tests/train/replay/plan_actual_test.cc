@@ -70,7 +70,7 @@ TrainOptions DrawOptions(const DecoderConfig& model, Draw& draw) {
     options.speculate_layers = draw.Between(1, NumStreamedLayers(model));
   }
   if (options.gradients != GradientChoice::kSpeculate) {
-    options.durability = draw.OneOf({Durability::kStep, Durability::kReplay, Durability::kNone});
+    options.durability = draw.OneOf({Durability::kStep, Durability::kNone});
     options.gradients_tier = draw.OneOf({TierChoice::kAuto, TierChoice::kAuto, TierChoice::kNvme});
   }
   const auto tier = [&] {

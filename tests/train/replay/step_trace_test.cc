@@ -184,11 +184,9 @@ INSTANTIATE_TEST_SUITE_P(
         {"Untied", false, TierChoice::kHost, Layout::kBf16},
         {"UntiedFp32Spilled", false, TierChoice::kNvme, Layout::kFp32},
         {"NoCommits", true, TierChoice::kHost, Layout::kBf16, Durability::kNone},
-        {"Kept", true, TierChoice::kHost, Layout::kBf16, Durability::kReplay},
-        {"KeptAndSpilled", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay},
         {"Activations", true, TierChoice::kHost, Layout::kBf16, Durability::kStep,
          ActivationsTier::kNvme},
-        {"ActivationsAndKept", false, TierChoice::kNvme, Layout::kBf16, Durability::kReplay,
+        {"ActivationsAndGradients", false, TierChoice::kNvme, Layout::kBf16, Durability::kStep,
          ActivationsTier::kNvme}}),
     [](const testing::TestParamInfo<Variant>& variant) { return variant.param.name; });
 

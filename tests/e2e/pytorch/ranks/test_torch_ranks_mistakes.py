@@ -393,7 +393,6 @@ def step_with_a_scaler(**options):
 def test_what_is_not_there_for_ranks(tmp_path):
     assert_each(errors_of(2, make_optimizer, backward_update=True), "UsageError", "backward_update=True.*Leave it out")
     assert_each(errors_of(2, step_with_a_scaler), "UsageError", "GradScaler.*step_scaled")
-    assert_each(errors_of(2, run.train, tmp_path, "decoder", 1, durability="replay"), "UsageError", "replay")
     for stage in (-1, 4):
         assert_each(errors_of(2, run.train, tmp_path, "decoder", 1, zero_stage=stage), "UsageError",
                     f"zero_stage is {stage}, and has to be a whole number from 0 to 3")

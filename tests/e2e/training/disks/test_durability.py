@@ -1,6 +1,5 @@
 """What --durability and --commit_every promise: to whoever kills a run, stops it, or has little room on the disk."""
 
-import errno
 import json
 import os
 import random
@@ -49,7 +48,6 @@ def store_bytes(out):
     [
         dict(durability="none", export="hf"),  # without an export nothing is kept of what is in RAM
         dict(durability="step"),
-        dict(durability="replay"),
         dict(commit_every=1),
         dict(commit_every=3),
         dict(commit_every=100),
@@ -168,9 +166,7 @@ def test_what_was_done_is_committed_when_the_loss_is_not_finite(forebay, task, t
     "run_mode, said, named",
     [
         (dict(durability="none"), dict(durability="step"), "one copy"),
-        (dict(durability="none"), dict(durability="replay"), "one copy"),
         (dict(durability="step"), dict(durability="none"), "two copies"),
-        (dict(durability="replay"), dict(durability="none"), "two copies"),
         (dict(durability="none"), dict(durability="auto", commit_every=2), "one copy"),
     ],
 )
@@ -188,39 +184,14 @@ def test_commits_of_one_copy_cannot_be_asked_for(forebay, task, tmp_path):
     assert refused.returncode == 2 and "--commit_every=2 does not go with --durability=none" in refused.stderr
 
 
-def test_kept_gradients_belong_to_one_step(forebay, task, tmp_path):
-    refused = forebay.run("train", out=tmp_path / "run", check=False, durability="replay", commit_every=2, **task)
-    assert refused.returncode == 2 and "--commit_every=2 does not go with --durability=replay" in refused.stderr
-
-
-@pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
-def test_a_kill_costs_no_step_whose_gradients_were_whole(forebay, task, tmp_path, tiers):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    # Longer than any kill takes to arrive. When a step is reported, its gradients are kept.
-    settings = dict(task, **tiers, steps=5000, durability="replay")
-    kill_in_step(forebay, settings, out, 5)
-    committed = committed_step(forebay, out)
-    resumed = forebay.run("train", "--resume", out=out, stop_after=3, check=False)
-    assert resumed.returncode == 75, resumed.stderr
-    # The kill came at some moment after step 5: in the next forward pass, or as late as a backward one.
-    reached = committed_step(forebay, out)
-    assert reached >= 8
-    applied = f"step {reached - 3}: its gradients were whole, and its update is applied" in resumed.stderr
-    assert applied == (reached - 3 == committed + 1)
-    forebay.run("train", out=whole, stop_after=reached, check=False, **settings)
-    assert forebay.digest(out) == forebay.digest(whole)
-    lines = [json.loads(line)["step"] for line in open(out / "metrics.jsonl", encoding="utf-8")]
-    assert lines == list(range(1, reached + 1))
-
-
 @pytest.mark.parametrize("tiers", [ON_DISK, IN_RAM], ids=["on_disk", "in_ram"])
 def test_a_step_writes_what_the_plan_says(forebay, task, tmp_path, tiers):
     out = tmp_path / "run"
-    forebay.run("train", out=out, durability="replay", **task, **tiers)
+    forebay.run("train", out=out, commit_every=1, **task, **tiers)
     plan = json.loads((out / "plan.json").read_text())
     lines = [json.loads(line) for line in open(out / "metrics.jsonl", encoding="utf-8")]
     assert {line["write_bytes"] for line in lines[1:-1]} == {plan["write_bytes_per_step"]}
-    assert plan["durability"] == "replay" and plan["commit_every"] == 1
+    assert plan["durability"] == "step" and plan["commit_every"] == 1
 
 
 def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, expected, tmp_path):
@@ -234,34 +205,6 @@ def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, e
         assert "no room for two copies" in done.stderr
         assert "durability none: one copy, as the disk has no room for two" in done.stdout + done.stderr
         assert forebay.digest(tmp_path / "run") == expected
-
-
-def test_gradients_that_are_kept_from_now_on_need_room(forebay, task, tmp_path):
-    # So large that its gradients take more than the try of an engine does, which comes first.
-    model = make_model(forebay, tmp_path / "model", hidden_size=256, intermediate_size=512)
-    settings = dict(task, **ON_DISK, model=model, steps=4)
-    forebay.run("train", out=tmp_path / "whole", **settings)
-    planned = forebay.run("plan", model, "--format=json", batch=2, seq=SEQ, durability="replay", export="none")
-    area_bytes = json.loads(planned.stdout)["gradient_area_bytes"]
-    assert area_bytes > 2 << 20
-    with confined.tmpfs(tmp_path / "disk", "size=128m") as disk:
-        out = tmp_path / "run"
-        forebay.run("train", out=out, nvme=disk, durability="step", stop_after=1, check=False, **settings)
-        before = forebay.digest(out)
-        # Too little for the gradients, and for no more than them: what says which they are needs room, too.
-        for leave_bytes in (2 << 20, area_bytes + 4096):
-            confined.fill(disk, leave_bytes)
-            for dry_run in (["--dry_run"], []):
-                refused = forebay.run("train", "--resume", *dry_run, out=out, durability="replay", check=False)
-                assert refused.returncode == 4, (leave_bytes, dry_run, refused.stderr)
-                assert "--durability=replay" in refused.stderr and "take --durability=step" in refused.stderr
-                assert "--ram" not in refused.stderr and "RAM" not in refused.stderr, refused.stderr
-            assert forebay.digest(out) == before
-            if leave_bytes > area_bytes:
-                forebay.run("train", "--resume", out=out, stop_after=1, durability="step", check=False)
-            (disk / "other").unlink()
-        forebay.run("train", "--resume", out=out, durability="replay")
-        assert forebay.digest(out) == forebay.digest(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +262,7 @@ def train_while_another_program_fills(forebay, disk, out, settings):
         return process.wait(), process.stderr.read()
 
 
-@pytest.mark.parametrize("mode", ["step", "none", "replay"])
+@pytest.mark.parametrize("mode", ["step", "none"])
 def test_a_swap_area_has_its_space_when_another_program_fills_the_disk(
     forebay, task, expected_after_many, tmp_path, mode
 ):
@@ -427,8 +370,8 @@ def kill_after(command, seconds):
 
 @pytest.mark.parametrize(
     "mode",
-    [dict(ON_DISK), dict(IN_RAM, commit_every=3), dict(ON_DISK, durability="replay")],
-    ids=["each_step_on_disk", "each_third_in_ram", "replay"],
+    [dict(ON_DISK), dict(IN_RAM, commit_every=3)],
+    ids=["each_step_on_disk", "each_third_in_ram"],
 )
 def test_killed_again_and_again_it_ends_in_the_same_bits(forebay, task, tmp_path, mode):
     seed = int(os.environ.get("FOREBAY_KILL_SEED", random.SystemRandom().randrange(1 << 32)))

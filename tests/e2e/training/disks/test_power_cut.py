@@ -18,8 +18,7 @@ SEQ, STEPS = 32, 5
 SETTINGS = dict(batch=2, seq=SEQ, steps=STEPS, lr=1e-3, weights_tier="nvme", state_tier="nvme", ram="200M", threads=2,
                 tile_elems=16384)
 DISK_BYTES = 96 << 20
-CASES = {"step": dict(durability="step", save_every=2), "replay": dict(durability="replay"),
-         "delayed": dict(durability="replay", delay_update_from=2)}
+CASES = {"step": dict(durability="step", save_every=2)}
 DRAWN_CUTS = 3  # between two flushes
 FINISHED = 12  # one of so many disks is trained on to the end of the run, in a guest again
 

@@ -57,8 +57,8 @@ def flip_byte(path, offset):
 
 ON_DISK = dict(weights_tier="nvme", state_tier="nvme")
 IN_RAM = dict(weights_tier="host", state_tier="host")
-MODES = {"on_disk": ON_DISK, "in_ram": dict(IN_RAM, commit_every=1), "delayed": dict(ON_DISK, durability="replay", delay_update_from=2),
-         "speculative": dict(ON_DISK, gradients="speculate", clip=0), "replay": dict(ON_DISK, durability="replay")}
+MODES = {"on_disk": ON_DISK, "in_ram": dict(IN_RAM, commit_every=1), "delayed": dict(ON_DISK, commit_every=2, delay_update_from=2),
+         "speculative": dict(ON_DISK, gradients="speculate", clip=0)}
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
