@@ -9,7 +9,7 @@ set(FOREBAY_PUBLIC_HEADERS
   base/activity.h base/bfloat16.h base/check.h base/clock.h base/dtype.h base/errors.h base/file.h base/json.h base/process/parallel.h
   base/tensor_spec.h base/trace.h
   collective/communicator.h device/device.h memory/host_buffer.h memory/memory_budget.h memory/page_tally.h
-  offload/commit_policy.h offload/create_store.h offload/divided_state.h offload/embedded/embedded_ranks.h offload/embedded/embedded_run.h offload/ranks/gathered_weights.h offload/ranks/gradient_sum.h offload/kept_update.h
+  offload/commit_policy.h offload/create_store.h offload/divided_state.h offload/embedded/embedded_ranks.h offload/embedded/embedded_run.h offload/ranks/gathered_weights.h offload/ranks/gradient_sum.h
   offload/layer_session.h
   offload/machine_limits.h offload/offload_options.h offload/open_layers.h offload/plan.h offload/raw_tensors.h
   offload/spilled_activations.h
