@@ -1,5 +1,5 @@
 // The one table of options: from it come the flags of `train` and `plan`, the keys of --config and
-// --set, the checks of ranges, the help text, docs/cli.md and resolved_config.json. To add an
+// --set, the checks of ranges, the help text, docs/options.md and resolved_config.json. To add an
 // option, add a field to TrainOptions and one row to option_table.cc.
 //
 // Not for: the order of sources and checks between options (resolve_options.h).

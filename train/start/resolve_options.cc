@@ -277,7 +277,7 @@ bool SamePlace(const std::string& a, const std::string& b) {
   return !error_a && !error_b && canonical_a == canonical_b;
 }
 
-// What Apex's presets come to here (docs/cli.md). As there, what is said otherwise counts.
+// What Apex's presets come to here (docs/options.md). As there, what is said otherwise counts.
 void DeriveOptLevel(Resolver& resolver) {
   const OptLevel level = resolver.options().opt_level;
   if (level == OptLevel::kNone) return;

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 
 def learning_rate(step, num_steps, lr, warmup, schedule):
-    """Step counts from 1. The rule of docs/cli.md, --schedule."""
+    """Step counts from 1. The rule of docs/options.md, --schedule."""
     if warmup > 0 and step <= warmup:
         return lr * step / warmup
     if schedule == "constant":

@@ -1,5 +1,5 @@
-// docs/cli.md lists every option just as the table has it. When this fails, paste the printed block
-// between the two markers.
+// docs/options.md lists every option just as the table has it. If this fails, paste the printed
+// block between the two markers.
 #include "fmt/format.h"
 #include "forebay/base/file.h"
 #include "forebay/train/options/lr_schedule_table.h"
@@ -30,9 +30,9 @@ std::string ExpectedBlock() {
   return block;
 }
 
-// What stands between the two markers of `name` in docs/cli.md.
+// What stands between the two markers of `name` in docs/options.md.
 std::string BlockOf(const std::string& name) {
-  const auto doc = ReadWholeFile(JoinPath(FOREBAY_SOURCE_DIR, "docs/cli.md"), 1 << 20);
+  const auto doc = ReadWholeFile(JoinPath(FOREBAY_SOURCE_DIR, "docs/options.md"), 1 << 20);
   if (!doc.ok()) return doc.status().ToString();
   const std::string begin_mark = fmt::format("<!-- {}: begin -->\n", name);
   const size_t begin = doc->find(begin_mark);
