@@ -4,6 +4,7 @@ The table of allowed includes is the one in docs/design/folders.md, so that page
 docs/architecture.md, stays short and names every room.
 """
 
+import ast
 import pathlib
 import re
 import sys
@@ -204,13 +205,40 @@ def check_map(root, arrows):
         yield f"{MAP}: the table of rooms has no row for '{module}'"
 
 
+def python_imports(path, modules):
+    """The modules of ours that one imports when it is loaded or type-checked, of `modules`."""
+    body = list(ast.parse(path.read_text()).body)
+    for statement in body:
+        if isinstance(statement, (ast.If, ast.Try)):
+            body += statement.body
+        elif isinstance(statement, ast.ImportFrom) and statement.level == 0:
+            for alias in statement.names:
+                inner = f"{statement.module}.{alias.name}"
+                yield inner if inner in modules else statement.module
+        elif isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+
+
+def check_python(root):
+    """Python modules that import each other."""
+    folder = root / "python"
+    modules = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    arrows = {name: {to for to in python_imports(path, modules) if to in modules} for name, path in modules.items()}
+    circle = find_circle(arrows)
+    if circle:
+        yield f"python: modules import each other: {' -> '.join(circle)}"
+
+
 def check_tree(root):
     arrows = read_arrows(root / ARROWS)
     circle = find_circle(arrows)
     if circle:
         return [f"{ARROWS}: folders include each other: {' -> '.join(circle)}"]
     return [*(problem for path in sources_of(root, arrows) for problem in check_file(path, root, arrows)),
-            *check_installed_headers(root), *check_modules(root, arrows), *check_map(root, arrows)]
+            *check_installed_headers(root), *check_modules(root, arrows), *check_map(root, arrows), *check_python(root)]
 
 
 def main():

@@ -7,16 +7,16 @@ import array
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from forebay._descriptors import open_to_write
-from forebay.deepspeed._scratch import copy_store, sync_folder
+from forebay.deepspeed._scaler import LossScaler
+from forebay.deepspeed._scratch import Scratch, copy_store, sync_folder
 from forebay.errors import BadInputError, NotSupportedError, UsageError
-
-if TYPE_CHECKING:
-    from forebay.deepspeed._engine import DeepSpeedEngine
+from forebay.ranks import Ranks
+from forebay.torch import Optimizer
 
 FILE = "forebay.pt"
 _COPY = re.compile(r"store-(\d+)")
@@ -24,7 +24,27 @@ _KEYS = {"module", "buffers", "optimizer", "lr_scheduler", "scaler", "counts", "
 _PART = re.compile(r"rank-\d+-of-\d+")
 
 
-def save(engine: DeepSpeedEngine, save_dir: str, tag: str, client_state: dict[str, Any], save_latest: bool,
+class Engine(Protocol):
+    """What a checkpoint has of an engine."""
+
+    module: torch.nn.Module
+    optimizer: Optimizer | None
+    lr_scheduler: Any
+    scaler: LossScaler | None
+    scratch: list[Scratch]
+    ranks: Ranks
+    global_rank: int
+    is_streamed: bool
+    global_steps: int
+    skipped_steps: int
+    micro_steps: int
+    global_samples: int
+
+    def module_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False,
+                          exclude_frozen_parameters: bool = False) -> Any: ...
+
+
+def save(engine: Engine, save_dir: str, tag: str, client_state: dict[str, Any], save_latest: bool,
          exclude_frozen: bool) -> None:
     """A crash at any moment leaves the tags that were there, and `latest`, as they were, or this one too."""
     folder = os.path.join(save_dir, tag)
@@ -64,7 +84,7 @@ def _write(document: dict[str, Any], save_dir: str, tag: str, save_latest: bool)
         _replace(save_dir, "latest")
 
 
-def _names_of_copies(engine: DeepSpeedEngine, folder: str) -> list[str]:
+def _names_of_copies(engine: Engine, folder: str) -> list[str]:
     """Where the stores are to be copied to, relative to the folder of a tag: new ones, the same on all ranks."""
     if not engine.scratch:
         return []
@@ -74,7 +94,7 @@ def _names_of_copies(engine: DeepSpeedEngine, folder: str) -> list[str]:
     return [os.path.join(f"store-{of_all[0]}", str(disk)) for disk in range(len(engine.scratch))]
 
 
-def _copy_stores(engine: DeepSpeedEngine, folder: str, copies: list[str]) -> None:
+def _copy_stores(engine: Engine, folder: str, copies: list[str]) -> None:
     """Copies those of this rank."""
     for scratch, copy in zip(engine.scratch, copies):
         copy_store(engine.ranks.folder_in(scratch.store), engine.ranks.folder_in(os.path.join(folder, copy)),
@@ -86,7 +106,7 @@ def _replace(folder: str, name: str) -> None:
     sync_folder(folder)
 
 
-def _weights(engine: DeepSpeedEngine, exclude_frozen: bool) -> dict[str, Any] | None:
+def _weights(engine: Engine, exclude_frozen: bool) -> dict[str, Any] | None:
     """None: they are in the store."""
     return None if engine.is_streamed else engine.module_state_dict(exclude_frozen_parameters=exclude_frozen)
 
@@ -134,7 +154,7 @@ def _read(folder: str, trusts: bool) -> dict[str, Any]:
     return document
 
 
-def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimizer: bool, with_scheduler: bool,
+def load(engine: Engine, folder: str, *, is_strict: bool, with_optimizer: bool, with_scheduler: bool,
          trusts: bool) -> Any:
     """Returns the client_state. trusts: code that the checkpoint names is run."""
     document = _read(folder, trusts)
@@ -166,7 +186,7 @@ def load(engine: DeepSpeedEngine, folder: str, *, is_strict: bool, with_optimize
     return document["client_state"]
 
 
-def _check(engine: DeepSpeedEngine, document: dict[str, Any], folder: str, with_optimizer: bool) -> None:
+def _check(engine: Engine, document: dict[str, Any], folder: str, with_optimizer: bool) -> None:
     is_streamed = bool(document["is_streamed"])
     if is_streamed != engine.is_streamed or (with_optimizer and len(document["store"]) != len(engine.scratch)):
         raise UsageError(f"forebay: the checkpoint {folder} was made with another offload_optimizer or offload_param. "

@@ -7,18 +7,16 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forebay.errors import NotSupportedError, NumericalError, UsageError
 from forebay.kernels import Kernels, Run
 from forebay.ranks import Ranks
+from forebay.torch._groups import Groups
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 from forebay.torch._under_way import whole
-
-if TYPE_CHECKING:
-    from forebay.torch._optimizer import Optimizer
 
 # Types of the state's tensors, whatever the parameter's type, to which torch would cast them when it loads a state.
 STATE_DTYPES = {"exp_avg": torch.float32, "exp_avg_sq": torch.float32, "sum": torch.float32,
@@ -56,7 +54,7 @@ class InRam:
     upper halves of the fp32 masters, this the lower ones) or "master" where it is float16. Where ranks divide it
     (is_divided), it is of this rank's part of p, a vector; all have the whole weights."""
 
-    def __init__(self, optimizer: Optimizer, threads: int, clip: float, backward_update: bool, ranks: Ranks | None,
+    def __init__(self, optimizer: Groups, threads: int, clip: float, backward_update: bool, ranks: Ranks | None,
                  is_divided: bool) -> None:
         self._kernels = Kernels(threads)
         self._ranks = ranks
@@ -72,7 +70,7 @@ class InRam:
         self._shared: set[torch.Tensor] = set()  # parameters that all ranks have with the same weights
 
     @whole
-    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    def take_gradient(self, optimizer: Groups, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete."""
         if not self._updates_in_backward:
             return
@@ -85,7 +83,7 @@ class InRam:
             self._taken[parameter] = gradient
         parameter.grad = None
 
-    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+    def step(self, optimizer: Groups, loss_scale: float) -> None:
         if loss_scale != 1 and self._sum > 0:
             raise UsageError(f"forebay: step_scaled({loss_scale:g}) after steps without a scale: the gradients of "
                              "this step were applied in backward, as unscaled as theirs. Scale from the first step on, "
@@ -104,10 +102,10 @@ class InRam:
         self._sum = 0.0
         optimizer.grad_norm = math.sqrt(total) / loss_scale
 
-    def _own_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor]) -> Gradients:
+    def _own_gradients(self, optimizer: Groups, parameters: list[torch.Tensor]) -> Gradients:
         return [(p, gradient_of(p, optimizer.name_of(p))) for p in parameters if p.grad is not None]
 
-    def _check_settings(self, optimizer: Optimizer, loss_scale: float, ranks: Ranks) -> None:
+    def _check_settings(self, optimizer: Groups, loss_scale: float, ranks: Ranks) -> None:
         """UsageError, on all ranks: they would make different updates."""
         said = [f"clip={self._clip}", f"loss_scale={loss_scale}", f"zero_stage={int(self._divides is not None)}"]
         for number, group in enumerate(optimizer.param_groups):
@@ -135,7 +133,7 @@ class InRam:
             parameter.data.copy_(weights)
             self._shared.add(parameter)
 
-    def _mean_gradients(self, optimizer: Optimizer, parameters: list[torch.Tensor],
+    def _mean_gradients(self, optimizer: Groups, parameters: list[torch.Tensor],
                         ranks: Ranks) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Those of all ranks, in fp32, or this rank's parts of them; a parameter of which no rank has one gets none."""
         num_with = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
@@ -182,7 +180,7 @@ class InRam:
             return 0.0
         return self._kernels.sum_of_squares(DTYPES[gradient.dtype], memory_of(gradient))
 
-    def _update(self, optimizer: Optimizer, given: Gradients, loss_scale: float) -> float:
+    def _update(self, optimizer: Groups, given: Gradients, loss_scale: float) -> float:
         """Returns the sum of squares of the gradients."""
         parameters, gradients = [parameter for parameter, _ in given], [gradient for _, gradient in given]
         total = 0.0
@@ -208,7 +206,7 @@ class InRam:
                 parameter.data.copy_(host)
         return total
 
-    def _run(self, optimizer: Optimizer, parameter: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor,
+    def _run(self, optimizer: Groups, parameter: torch.Tensor, weights: torch.Tensor, gradient: torch.Tensor,
              scale: float) -> Run:
         state, own = self._state_of(optimizer, parameter), self._own(weights)
         group = optimizer.group_of(parameter)
@@ -221,7 +219,7 @@ class InRam:
                    weights=memory_of(own), gradient_dtype=DTYPES[gradient.dtype], gradient=memory_of(gradient),
                    step=int(state["step"]) + 1, gradient_scale=scale, nesterov=bool(group.get("nesterov")), **buffers)
 
-    def _state_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    def _state_of(self, optimizer: Groups, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = optimizer.state[parameter]
         if "step" not in state:
             state["step"] = torch.tensor(0.0)
@@ -242,24 +240,24 @@ class InRam:
 
     # ---- What is the same call for a store
 
-    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+    def commit(self, optimizer: Groups, user: dict[str, Any] | None) -> None:
         raise NotSupportedError("forebay: commit() makes a store durable, and this optimizer keeps its state in RAM. "
                                 "Save optimizer.state_dict(), or give the optimizer a folder: nvme=FOLDER.")
 
-    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def resume(self, optimizer: Groups) -> dict[str, Any] | None:
         raise NotSupportedError("forebay: resume() opens a store, and this optimizer keeps its state in RAM. Use "
                                 "optimizer.load_state_dict(), or give the optimizer a folder: nvme=FOLDER.")
 
-    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def reference(self, optimizer: Groups) -> dict[str, Any] | None:
         return None
 
-    def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    def load(self, optimizer: Groups, state_dict: dict[str, Any]) -> None:
         if "forebay" in state_dict:
             raise NotSupportedError(f"forebay: this state dict has no state: that lies in {state_dict['forebay']}. "
                                     "Make the optimizer with nvme= of these folders; or save full_state_dict() of "
                                     "that one.")
 
-    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+    def full_state(self, optimizer: Groups) -> dict[int, dict[str, torch.Tensor]] | None:
         """None: this rank has all of it."""
         if self._divides is None:
             return None
@@ -280,7 +278,7 @@ class InRam:
         """Of a state's tensor that is loaded, which is whole."""
         return self._own(value.contiguous())
 
-    def reload(self, optimizer: Optimizer) -> None:
+    def reload(self, optimizer: Groups) -> None:
         for parameter, state in optimizer.state.items():
             if "remainder" in state:
                 state["remainder"].zero_()

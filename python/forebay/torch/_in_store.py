@@ -18,13 +18,13 @@ from forebay.inventory import Inventory
 from forebay.kernels import Kernels
 from forebay.layers import Layers
 from forebay.ranks import Ranks
+from forebay.torch._groups import Groups
 from forebay.torch._run.state import RunState, Snapshot
 from forebay.torch._tensors import DTYPES, gradient_of, memory_of, on_host
 from forebay.torch._under_way import whole
 
 if TYPE_CHECKING:
     from forebay.lease import Lease
-    from forebay.torch._optimizer import Optimizer
 
 # A layer of the store has at most so many elements, unless a single tensor has more.
 MAX_LAYER_ELEMS = 16 << 20
@@ -51,7 +51,7 @@ class InStore:
     """Each call is made as a whole on a thread of its own, which signals leave alone: a step whose wait was interrupted
     is made all the same, and the next call waits for it."""
 
-    def __init__(self, optimizer: Optimizer, options: StoreOptions) -> None:
+    def __init__(self, optimizer: Groups, options: StoreOptions) -> None:
         self._options = options
         self._worker = Worker("an optimizer")
         self._layers: Layers | None = None
@@ -86,7 +86,7 @@ class InStore:
 
     # ---- The store
 
-    def _plan(self, optimizer: Optimizer) -> Layers:
+    def _plan(self, optimizer: Groups) -> Layers:
         """The Layers of these parameters, which touch no disk yet."""
         if self._layers is not None:
             return self._layers
@@ -111,7 +111,7 @@ class InStore:
         dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else "f32"
         return self._make_layers(optimizer, inventory, dtype, pass_="update_only", num_open_layers=1)
 
-    def _make_layers(self, optimizer: Optimizer, inventory: Inventory, dtype: str, **more: Any) -> Layers:
+    def _make_layers(self, optimizer: Groups, inventory: Inventory, dtype: str, **more: Any) -> Layers:
         options, groups = self._options, optimizer.param_groups
         self.run_state.add_to(inventory)
         tier = "nvme" if options.ram_bytes is None else "auto"
@@ -126,7 +126,7 @@ class InStore:
         self._committed = 0
         return self._layers
 
-    def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
+    def _use(self, optimizer: Groups, user: dict[str, Any] | None = None) -> Layers:
         """The Layers, open: a new store where there was none, with `user` in its first commit."""
         layers = self._plan(optimizer)
         if not self._is_open:
@@ -191,11 +191,11 @@ class InStore:
     # ---- A step
 
     @whole
-    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    def take_gradient(self, optimizer: Groups, parameter: torch.Tensor) -> None:
         """Called in backward, when a gradient is complete: hands over the layers that have all of theirs."""
         self._run(self._take_gradient, optimizer, parameter)
 
-    def _take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, optimizer: Groups, parameter: torch.Tensor) -> None:
         layers = self._use(optimizer)
         layer = self._layer_of(optimizer, parameter)
         if self._is_handed[layer]:
@@ -219,18 +219,18 @@ class InStore:
     def _is_complete(self, layer: int) -> bool:
         return self._num_arrived[layer] >= sum(parameter.requires_grad for parameter in self._layout[layer])
 
-    def _layer_of(self, optimizer: Optimizer, parameter: torch.Tensor) -> int:
+    def _layer_of(self, optimizer: Groups, parameter: torch.Tensor) -> int:
         if parameter not in self._place:
             raise UsageError(f"forebay: {optimizer.name_of(parameter)} has a gradient, and did not require one when "
                              "the store was made, so it is not in it. Set requires_grad before that; a gradient of "
                              "None leaves a parameter alone.")
         return self._place[parameter][0]
 
-    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
+    def _begin(self, optimizer: Groups, layers: Layers, loss_scale: float) -> None:
         self._in_step = True
         layers.begin_step(self._settings(optimizer), clip=self._options.clip, loss_scale=loss_scale)
 
-    def _settings(self, optimizer: Optimizer) -> list[Group]:
+    def _settings(self, optimizer: Groups) -> list[Group]:
         """Settings of the groups that have tensors in the store, and of those between."""
         return [optimizer.settings_of(group) for group in optimizer.param_groups[: self._num_groups]]
 
@@ -248,13 +248,13 @@ class InStore:
             layers.close_layer(layer)
         self._is_handed[layer] = True
 
-    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+    def step(self, optimizer: Groups, loss_scale: float) -> None:
         # As they are now: after an interrupted wait the caller may take them from the parameters.
         gradients = {p: gradient_of(p, optimizer.name_of(p)) for group in optimizer.param_groups
                      for p in group["params"] if p.grad is not None and p.numel() > 0}
         self._run(self._step, optimizer, loss_scale, gradients)
 
-    def _step(self, optimizer: Optimizer, loss_scale: float, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
+    def _step(self, optimizer: Groups, loss_scale: float, gradients: dict[torch.Tensor, torch.Tensor]) -> None:
         layers = self._use(optimizer)
         if not gradients and not self._in_step and self._options.ranks is None:
             return
@@ -315,10 +315,10 @@ class InStore:
 
     # ---- What lasts
 
-    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+    def commit(self, optimizer: Groups, user: dict[str, Any] | None) -> None:
         self._run(self._commit, optimizer, user, optimizer.words(user), self.run_state.pack())
 
-    def _commit(self, optimizer: Optimizer, user: dict[str, Any] | None, words: dict[str, Any] | None,
+    def _commit(self, optimizer: Groups, user: dict[str, Any] | None, words: dict[str, Any] | None,
                 packed: bytes | Snapshot, once_applied: bool = False) -> int:
         layers = self._use(optimizer, user)
         is_new = not self._in_step and not self._is_committed(layers)
@@ -346,7 +346,7 @@ class InStore:
         self.run_state.note_step(keeps_generators=self._keeps_generators or self.commit_every > 0)
         self._steps_since_commit += 1
 
-    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+    def commit_if_due(self, optimizer: Groups, *, before_batch: bool) -> None:
         """commit_every. before_batch: a tracked loader is asked for the next one. Else a pass begins, whose batch may
         have drawn random numbers: the commit has the generators as the last step left them."""
         # A pass may also belong to the step that was made, where a loader says when the next one begins.
@@ -360,16 +360,16 @@ class InStore:
     def _between_steps(self) -> None:
         """Before a commit."""
 
-    def track(self, optimizer: Optimizer, objects: dict[str, Any]) -> None:
+    def track(self, optimizer: Groups, objects: dict[str, Any]) -> None:
         """Settings of groups too: to make a scheduler has changed them."""
         if self.run_state.track(objects):
             optimizer.take_words(self._run(self._use, optimizer).user)
 
-    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def resume(self, optimizer: Groups) -> dict[str, Any] | None:
         user: dict[str, Any] | None = self._run(self._resume, optimizer)
         return user
 
-    def _resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def _resume(self, optimizer: Groups) -> dict[str, Any] | None:
         layers = self._plan(optimizer)
         if self._is_open:
             raise UsageError("forebay: the store is open already. Call resume() before the first step.")
@@ -390,11 +390,11 @@ class InStore:
             self._copy_weights(layers)
         return optimizer.take_words(layers.user)
 
-    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def reference(self, optimizer: Groups) -> dict[str, Any] | None:
         step = self._run(self._commit, optimizer, None, None, self.run_state.pack())
         return {"folders": list(self._options.folders), "step": step}
 
-    def load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    def load(self, optimizer: Groups, state_dict: dict[str, Any]) -> None:
         reference = state_dict.get("forebay")
         if reference is None:
             if state_dict["state"]:
@@ -414,11 +414,11 @@ class InStore:
         """Of a state's tensor that is loaded: a store takes none."""
         return value
 
-    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+    def full_state(self, optimizer: Groups) -> dict[int, dict[str, torch.Tensor]] | None:
         state: dict[int, dict[str, torch.Tensor]] = self._run(self._full_state, optimizer, self.run_state.pack())
         return state
 
-    def _full_state(self, optimizer: Optimizer, packed: bytes) -> dict[int, dict[str, torch.Tensor]]:
+    def _full_state(self, optimizer: Groups, packed: bytes) -> dict[int, dict[str, torch.Tensor]]:
         self._commit(optimizer, None, None, packed)
         layers = self._use(optimizer)
         everything: dict[int, dict[str, torch.Tensor]] = {}
@@ -443,11 +443,11 @@ class InStore:
                     state["master"] = master
         return everything
 
-    def reload(self, optimizer: Optimizer) -> None:
+    def reload(self, optimizer: Groups) -> None:
         """Makes a store that has made no step anew, with the parameters as they are."""
         self._run(self._reload, optimizer)
 
-    def _reload(self, optimizer: Optimizer) -> None:
+    def _reload(self, optimizer: Groups) -> None:
         if self._layers is None or not self._is_open:
             return  # it is made of them when it is first used
         self._check_takes_weights(self._layers)
@@ -462,7 +462,7 @@ class InStore:
                              "weights only before the first. Load them before, with another folder; or, to go on with "
                              "the store, resume it in place of loading.")
 
-    def _remove(self, optimizer: Optimizer, layers: Layers) -> None:
+    def _remove(self, optimizer: Groups, layers: Layers) -> None:
         """The next use makes the store anew."""
         layers.close()
         self._layers, self._is_open = None, False

@@ -9,19 +9,19 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from forebay._forks import check_process
-from forebay._given import Path, bytes_of, check_json, json_of, real
+from forebay._given import Path, bytes_of, json_of, real
 from forebay._given import folders as all_folders
 from forebay._given import whole as whole_number
-from forebay._library import Group
-from forebay.errors import CorruptError, NotSupportedError, UsageError
+from forebay.errors import NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.ranks import Ranks
 from forebay.torch._files.loading import Source
+from forebay.torch._groups import Groups, User
 from forebay.torch._in_ram import STATE_DTYPES, InRam
 from forebay.torch._in_store import InStore, StoreOptions, folders_of
 from forebay.torch._run.loader import ResumableLoader
@@ -33,10 +33,9 @@ from forebay.torch._under_way import is_inside, refusal, whole
 _MOST_THREADS = 4096
 
 StateDict = dict[str, Any]
-User = dict[str, Any]
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(Groups):
     """The base of AdamW, Adam, Adagrad, Lion and SGD: not to be made itself.
 
     Parameters are float32, bfloat16 or float16. Each has an fp32 master weight and fp32 moments, whatever its type.
@@ -60,8 +59,6 @@ class Optimizer(torch.optim.Optimizer):
     Gradients that are not finite: step() raises NumericalError, and nothing changes; under a GradScaler it is skipped.
     """
 
-    kind: ClassVar[str]
-    _moments: ClassVar[dict[str, str]]  # torch's names of the planes m and v
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then gives step() grad_scale and found_inf
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, nvme: None | Path | Sequence[Path] = None,
@@ -98,10 +95,6 @@ class Optimizer(torch.optim.Optimizer):
             self._state_of_all = InStore(self, options) if module is None else Streamed(self, options, module, device)
         self.ranks = ranks  # None: this process is alone
         self._takes_in_backward = backward_update
-        self.accumulates = False
-        self._names: dict[torch.Tensor, str] = {}
-        self._groups: dict[torch.Tensor, int] = {}
-        self.grad_norm: float | None = None
         self.resumed: User | None = None
         super().__init__(params, defaults)
 
@@ -271,7 +264,6 @@ class Optimizer(torch.optim.Optimizer):
             self.commit_what_was_put_off()
 
     def commit_what_was_put_off(self) -> None:
-        """For the backend: between two steps."""
         if self._put_off:
             user = self._put_off[-1]
             self._put_off.clear()
@@ -397,51 +389,6 @@ class Optimizer(torch.optim.Optimizer):
         """The state dict, of all ranks together: all of it."""
         return self.state_dict()
 
-    # ---- For the backends
-
-    def name_of(self, parameter: torch.Tensor) -> str:
-        """The caller's name of it, or param.N for the N-th of all."""
-        return self._names[parameter]
-
-    def group_number_of(self, parameter: torch.Tensor) -> int | None:
-        """None: it is in no group."""
-        return self._groups.get(parameter)
-
-    def group_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """Its group, as param_groups has it."""
-        return self.param_groups[self._groups[parameter]]
-
-    def moments_of(self, group: dict[str, Any]) -> dict[str, str]:
-        """The planes that the optimizer has, and torch's names of them."""
-        return self._moments
-
-    def settings_of(self, group: dict[str, Any]) -> Group:
-        """UsageError: a setting of torch's that there are no kernels for, as a state dict of torch's may have it."""
-        for name in ("amsgrad", "maximize", "dampening", "lr_decay"):
-            if group.get(name):
-                raise UsageError(f"forebay: {name}={group[name]} is not known to {type(self).__name__}. Train on with "
-                                 "torch's optimizer, or set it to 0 in param_groups.")
-        beta1, beta2 = group.get("betas") or (group.get("momentum", 0.0), 0.0)
-        return Group(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]), beta1=float(beta1),
-                     beta2=float(beta2), eps=float(group.get("eps", 1e-8)))
-
-    def words(self, user: User | None) -> User:
-        """A commit carries the groups' settings, which a schedule has moved, and the caller's words."""
-        groups = [{key: _plain(value) for key, value in group.items() if key not in ("params", "param_names")}
-                  for group in self.param_groups]
-        check_json(groups, "param_groups")
-        return {"torch": 1, "groups": groups, "user": user or {}}
-
-    def take_words(self, words: User) -> User:
-        """Sets the groups as a commit has them, and returns the caller's. CorruptError: they are of other groups."""
-        if words.get("torch") != 1 or len(words["groups"]) != len(self.param_groups):
-            raise CorruptError("forebay: the store was made by another program than these optimizers, or with other "
-                               "groups. Give the same groups, or another folder.")
-        for group, saved in zip(self.param_groups, words["groups"]):
-            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
-        user: User = words["user"]
-        return user
-
     def _take_gradient(self, parameter: torch.Tensor) -> None:
         if not self.accumulates:
             with torch.no_grad():
@@ -467,10 +414,6 @@ def _commit_if_due(optimizer: Optimizer | None) -> None:
 def _finish_commit(optimizer: Optimizer | None) -> None:
     if optimizer is not None:
         optimizer.finish_commit()
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy" else value
 
 
 def _check_group(group: dict[str, Any]) -> None:

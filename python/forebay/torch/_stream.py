@@ -15,7 +15,8 @@ from forebay.ranks import Ranks
 from forebay.torch._files.adapters import has_adapters, names_in
 from forebay.torch._files.loading import FromFolder, Weights, is_hollow, make_buffers, make_placeholders, source_of
 from forebay.torch._files.saving import names_of, save_pretrained
-from forebay.torch._optimizer import Optimizer, User
+from forebay.torch._groups import User
+from forebay.torch._optimizer import Optimizer
 from forebay.torch._optimizers import AdamW
 from forebay.torch._run.state import persistent_buffers
 from forebay.torch._streaming.device import device_of

@@ -6,16 +6,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
 
 from forebay.errors import UsageError
 from forebay.torch._saved import hooks
-
-if TYPE_CHECKING:
-    from forebay.torch._streaming.window import Window
 
 # Attributes of a tensor that have its elements. All others say something about it, or are its gradient.
 _ELEMENTS = {"data", "T", "mT", "H", "mH", "real", "imag"}
@@ -37,6 +34,16 @@ _SAVE_TO_STATE_DICT = torch.nn.Module._save_to_state_dict.__code__
 _STATE_DICT = torch.nn.Module.state_dict.__code__
 
 
+class Weights(Protocol):
+    """Where the weights of absent parameters come from."""
+
+    module: ref[torch.nn.Module]
+
+    def name_of(self, parameter: torch.Tensor) -> str: ...
+
+    def using(self, parameters: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]: ...
+
+
 class Absent(torch.nn.Parameter):
     """What a parameter is while it is a placeholder. Operations of PyTorch on it read its weights; what only asks for
     its shape, gradient and so on reads nothing. UsageError: an operation writes to it.
@@ -44,7 +51,7 @@ class Absent(torch.nn.Parameter):
     A subclass for each module has its `window`. C++ code that is no operation of PyTorch finds the placeholder.
     """
 
-    window: ref[Window]
+    window: ref[Weights]
     present: type[torch.nn.Parameter]  # what it is otherwise
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -78,7 +85,7 @@ class Absent(torch.nn.Parameter):
                 return function(*arguments, **keywords)
 
 
-def class_for(window: Window, present: type[torch.nn.Parameter]) -> type[Absent]:
+def class_for(window: Weights, present: type[torch.nn.Parameter]) -> type[Absent]:
     """A subclass for the parameters of one window that are of the class `present`."""
     return type(present.__name__, (Absent, present), {"window": ref(window), "present": present})
 
@@ -99,7 +106,7 @@ def _needs_elements(function: Callable[..., Any], arguments: Sequence[Any]) -> b
     return name != "type" or len(arguments) > 1
 
 
-def _is_in_state_dict_of(window: Window, frame: FrameType | None) -> bool:
+def _is_in_state_dict_of(window: Weights, frame: FrameType | None) -> bool:
     """Whether the operation is one of the whole module's state_dict(), whose hook fills in the weights at its end."""
     if frame is None or frame.f_code is not _SAVE_TO_STATE_DICT:
         return False
@@ -121,7 +128,7 @@ def _parameters_in(value: Any) -> Iterator[torch.nn.Parameter]:
 
 
 def _refuse_writes(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any],
-                   window: Window) -> None:
+                   window: Weights) -> None:
     name = getattr(function, "__name__", "")
     writes = name in _WRITE or (name.endswith("_") and not name.endswith("__"))
     to = arguments[:1] or list(keywords.values())  # by name, in functions such as torch.nn.init.normal_

@@ -6,13 +6,14 @@ import contextlib
 import math
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from forebay.errors import ForebayError, NumericalError, UsageError
 from forebay.layers import Layers, StepGradients
 from forebay.torch import _saved
+from forebay.torch._groups import Groups
 from forebay.torch._in_store import InStore, StoreOptions
 from forebay.torch._streaming.all_gradients import AllGradients
 from forebay.torch._streaming.arrivals import Arrivals
@@ -24,9 +25,6 @@ from forebay.torch._streaming.units import units_of
 from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import checked_gradient_of
 from forebay.torch._under_way import num_backward_passes, whole
-
-if TYPE_CHECKING:
-    from forebay.torch._optimizer import Optimizer
 
 NUM_OPEN_LAYERS = 2
 
@@ -42,7 +40,7 @@ class StreamedStep(InStore):
     """The gradients of a step, and its update: step() settles what it is, and the store makes it when the next pass, a
     commit or a read begins. Until then a commit after an interrupt can have the state before it."""
 
-    def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module,
+    def __init__(self, optimizer: Groups, options: StoreOptions, module: torch.nn.Module,
                  device: Device | None) -> None:
         super().__init__(optimizer, options)
         self._device = Host() if device is None else device
@@ -65,7 +63,7 @@ class StreamedStep(InStore):
         self._sums: InOrder | AsTheyCome | None = None
         self._made: Made | None = None
 
-    def _take_gradients(self, optimizer: weakref.ref[Optimizer]) -> None:
+    def _take_gradients(self, optimizer: weakref.ref[Groups]) -> None:
         def add(parameter: torch.Tensor) -> None:
             to = optimizer()
             assert to is not None and self._layers is not None
@@ -94,7 +92,7 @@ class StreamedStep(InStore):
         else:
             self._sums = AsTheyCome(add, close, self._open, NUM_OPEN_LAYERS, arrivals.is_complete)
 
-    def _begin(self, optimizer: Optimizer, layers: Layers, loss_scale: float) -> None:
+    def _begin(self, optimizer: Groups, layers: Layers, loss_scale: float) -> None:
         self.make_update()
         try:
             super()._begin(optimizer, layers, loss_scale)
@@ -115,7 +113,7 @@ class StreamedStep(InStore):
     # ---- A step
 
     @whole
-    def take_gradient(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    def take_gradient(self, optimizer: Groups, parameter: torch.Tensor) -> None:
         if self._layers is None or self._window is None or self._arrivals is None:
             return
         if parameter.numel() == 0:  # the store has none of it
@@ -125,7 +123,7 @@ class StreamedStep(InStore):
         if not self._waits_for_passes():
             self._add(optimizer, self._layers, parameter)
 
-    def _begin_backward(self, optimizer: Optimizer, arrivals: Arrivals) -> int:
+    def _begin_backward(self, optimizer: Groups, arrivals: Arrivals) -> int:
         """Torch's number of the pass under way, whose end is noted."""
         backward = torch._C._current_graph_task_id()
         if arrivals.begin(backward):
@@ -134,7 +132,7 @@ class StreamedStep(InStore):
             self._is_in_backward = True
         return backward
 
-    def _note_use(self, optimizer: Optimizer, unit: int) -> None:
+    def _note_use(self, optimizer: Groups, unit: int) -> None:
         """A pass with a graph uses the weights of a unit."""
         assert self._arrivals is not None
         # Reentrant checkpointing may compute all gradients in passes inside this one, which gets none itself, and has
@@ -148,7 +146,7 @@ class StreamedStep(InStore):
 
     @torch.no_grad()
     @whole
-    def _end_backward(self, optimizer: Optimizer, backward: int) -> None:
+    def _end_backward(self, optimizer: Groups, backward: int) -> None:
         """Gradients were taken, and the backward pass, or one inside of it, is complete."""
         assert self._arrivals is not None
         self._arrivals.end(backward)
@@ -187,7 +185,7 @@ class StreamedStep(InStore):
             return math.inf
         return self._found.norm
 
-    def _add_what_is_left(self, optimizer: Optimizer, layers: Layers) -> None:
+    def _add_what_is_left(self, optimizer: Groups, layers: Layers) -> None:
         """Hands over gradients that added up, except those of parameters of no group."""
         assert self._sums is not None
         waiting = self._sums.waiting()
@@ -196,12 +194,12 @@ class StreamedStep(InStore):
                 self._add(optimizer, layers, parameter)
         self._sums.finish()
 
-    def _is_left(self, optimizer: Optimizer, parameter: torch.Tensor) -> bool:
+    def _is_left(self, optimizer: Groups, parameter: torch.Tensor) -> bool:
         """Whether p.grad is a gradient of the step that was not handed over."""
         return (parameter.grad is not None and not isinstance(parameter.grad, AllGradients)
                 and optimizer.group_number_of(parameter) is not None)
 
-    def _add(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
+    def _add(self, optimizer: Groups, layers: Layers, parameter: torch.Tensor) -> None:
         layer = self._place[parameter][0]
         if self._is_handed[layer] or self._found is not None:
             raise UsageError(
@@ -216,7 +214,7 @@ class StreamedStep(InStore):
         assert self._sums is not None
         self._sums.take(layer, parameter)
 
-    def _hand_over_gradient(self, optimizer: Optimizer, layers: Layers, parameter: torch.Tensor) -> None:
+    def _hand_over_gradient(self, optimizer: Groups, layers: Layers, parameter: torch.Tensor) -> None:
         layer, index = self._place[parameter]
         gradient = checked_gradient_of(parameter, optimizer.name_of(parameter))
         # Before the call: one that is interrupted adds it all the same.
@@ -231,7 +229,7 @@ class StreamedStep(InStore):
             del self._open[layer]
         self._is_handed[layer] = True
 
-    def step(self, optimizer: Optimizer, loss_scale: float) -> None:
+    def step(self, optimizer: Groups, loss_scale: float) -> None:
         layers, window, placeholder = self._layers, self._window, self._placeholder
         if layers is None or window is None or placeholder is None or not self._in_step:
             raise UsageError("forebay: step() without a forward and backward pass of the streamed module before it.")

@@ -10,7 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from forebay.inventory import Inventory
 from forebay.layers import Layers
 from forebay.torch import _saved
 from forebay.torch._files.loading import FromState, Source, fill_from
+from forebay.torch._groups import Groups
 from forebay.torch._in_store import StoreOptions
 from forebay.torch._run.state import RunState, Snapshot
 from forebay.torch._streaming.device import Device, move_what_stays
@@ -35,9 +36,6 @@ from forebay.torch._streaming.units import check_types, containers_of
 from forebay.torch._streaming.window import Window
 from forebay.torch._tensors import DTYPES
 from forebay.torch._under_way import is_inside, refusal, whole
-
-if TYPE_CHECKING:
-    from forebay.torch._optimizer import Optimizer
 
 # One that is computed with, one around it, one that was left last, and one that arrives.
 _NUM_WINDOW_LAYERS = 4
@@ -57,7 +55,7 @@ class Boundary(NamedTuple):
 class Streamed(StreamedStep):
     """InStore whose layers are the units of a module, and whose weights are nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, options: StoreOptions, module: torch.nn.Module,
+    def __init__(self, optimizer: Groups, options: StoreOptions, module: torch.nn.Module,
                  device: Device | None) -> None:
         super().__init__(optimizer, options, module, device)
         self._module = module
@@ -71,7 +69,7 @@ class Streamed(StreamedStep):
 
     # ---- The store
 
-    def _plan(self, optimizer: Optimizer) -> Layers:
+    def _plan(self, optimizer: Groups) -> Layers:
         if self._layers is not None:
             return self._layers
         layers = self._plan_window(optimizer, _NUM_WINDOW_LAYERS)
@@ -81,7 +79,7 @@ class Streamed(StreamedStep):
             layers = self._plan_window(optimizer, num_places)
         return layers
 
-    def _plan_window(self, optimizer: Optimizer, num_places: int) -> Layers:
+    def _plan_window(self, optimizer: Groups, num_places: int) -> Layers:
         inventory = Inventory()
         self._layout, self._place = [], {}
         self._num_groups = len(optimizer.param_groups)
@@ -98,7 +96,7 @@ class Streamed(StreamedStep):
                                  num_open_layers=NUM_OPEN_LAYERS, num_window_layers=num_places,
                                  update_in_backward=self._options.update_in_backward, device=self._device.name)
 
-    def _settings(self, optimizer: Optimizer) -> list[Group]:
+    def _settings(self, optimizer: Groups) -> list[Group]:
         settings = [optimizer.settings_of(group) for group in optimizer.param_groups]
         frozen = [Group(beta1=0.9, beta2=0.9, eps=1e-8, frozen=1)] if len(self._trained) < len(self._place) else []
         return settings + frozen
@@ -109,18 +107,18 @@ class Streamed(StreamedStep):
             return
         fill_from(self.source(), [unit.parameters for unit in self._units], layers, self._place)
 
-    def start(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+    def start(self, optimizer: Groups, user: dict[str, Any] | None) -> None:
         """Makes the store of the module as it is, and takes its weights away."""
         self._use(optimizer, user)
         self._attach(optimizer)
 
-    def resume(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def resume(self, optimizer: Groups) -> dict[str, Any] | None:
         user = super().resume(optimizer)
         if user is not None:
             self._attach(optimizer)
         return user
 
-    def refill(self, optimizer: Optimizer, source: Source) -> None:
+    def refill(self, optimizer: Groups, source: Source) -> None:
         """Makes the store anew, with other weights. UsageError: steps were made."""
         assert self._layers is not None and self._window is not None
         self.make_update()
@@ -131,7 +129,7 @@ class Streamed(StreamedStep):
         self.source = lambda: source
         self._window.rebind(self._use(optimizer))
 
-    def reload(self, optimizer: Optimizer) -> None:
+    def reload(self, optimizer: Groups) -> None:
         """UsageError: the weights are in the store, and what the parameters have is none of them."""
         raise UsageError("forebay: the weights of a streamed module are in its store, so there are no others to take "
                          "from its parameters. Call module.load_state_dict(...) before the first step.")
@@ -151,7 +149,7 @@ class Streamed(StreamedStep):
         self._made = None
         super().move(folders)
 
-    def _attach(self, optimizer: Optimizer) -> None:
+    def _attach(self, optimizer: Groups) -> None:
         assert self._layers is not None
         if self._window is not None:  # after move()
             self._window.use(self._layers)
@@ -174,7 +172,7 @@ class Streamed(StreamedStep):
 
     # ---- Hooks
 
-    def _hook_module(self, optimizer: weakref.ref[Optimizer]) -> None:
+    def _hook_module(self, optimizer: weakref.ref[Groups]) -> None:
         module = self._module
         bracket(module, lambda: self._around_module(optimizer()))
         # torch marks the hook, which a method does not let it do.
@@ -198,7 +196,7 @@ class Streamed(StreamedStep):
             carrier.register_hook(lambda _: self._withdraw_all_gradients())  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
-    def _around_unit(self, optimizer: Optimizer | None, layer: int) -> Iterator[None]:
+    def _around_unit(self, optimizer: Groups | None, layer: int) -> Iterator[None]:
         window = self._window
         assert window is not None
         self._begin_without_root(optimizer)
@@ -216,12 +214,12 @@ class Streamed(StreamedStep):
         window.unpin(layer)
 
     @contextlib.contextmanager
-    def _around_container(self, optimizer: Optimizer | None) -> Iterator[None]:
+    def _around_container(self, optimizer: Groups | None) -> Iterator[None]:
         self._begin_without_root(optimizer)
         with self._saving_weights():
             yield
 
-    def _begin_without_root(self, optimizer: Optimizer | None) -> None:
+    def _begin_without_root(self, optimizer: Groups | None) -> None:
         """Begins a step whose program calls modules inside of the streamed one, as for a loss of its own."""
         if (self._depth == 0 and not self._in_step and torch.is_grad_enabled() and optimizer is not None
                 and torch._C._current_graph_task_id() < 0):
@@ -245,7 +243,7 @@ class Streamed(StreamedStep):
             torch.clear_autocast_cache()
 
     @contextlib.contextmanager
-    def _around_module(self, optimizer: Optimizer | None) -> Iterator[None]:
+    def _around_module(self, optimizer: Groups | None) -> Iterator[None]:
         # Two frames up: this generator, contextlib, and then the caller of the pass.
         if is_inside(sys._getframe(2), forward=True):
             raise refusal("a forward pass")
@@ -272,7 +270,7 @@ class Streamed(StreamedStep):
             self._layers.settle()
 
     @whole
-    def _before_forward(self, optimizer: Optimizer) -> None:
+    def _before_forward(self, optimizer: Groups) -> None:
         window = self._window
         assert window is not None and self._layers is not None and self._arrivals is not None
         self._cast_bytes = 0
@@ -309,7 +307,7 @@ class Streamed(StreamedStep):
         assert self._window is not None
         self._window.unpin_all()
 
-    def _fetch(self, optimizer: Optimizer | None, parameter: torch.nn.Parameter) -> None:
+    def _fetch(self, optimizer: Groups | None, parameter: torch.nn.Parameter) -> None:
         """A parameter is taken from its module: by a tied layer, or in a forward that is computed again."""
         assert self._window is not None
         is_in_pass = self._window.is_in_forward or torch._C._current_graph_task_id() >= 0
@@ -322,7 +320,7 @@ class Streamed(StreamedStep):
 
     # ---- What lasts
 
-    def _use(self, optimizer: Optimizer, user: dict[str, Any] | None = None) -> Layers:
+    def _use(self, optimizer: Groups, user: dict[str, Any] | None = None) -> Layers:
         self.make_update()
         return super()._use(optimizer, user)
 
@@ -330,12 +328,12 @@ class Streamed(StreamedStep):
         self.make_update()
         return super().open_layers()
 
-    def commit_if_due(self, optimizer: Optimizer, *, before_batch: bool) -> None:
+    def commit_if_due(self, optimizer: Groups, *, before_batch: bool) -> None:
         if before_batch and self._window is not None:
             self._note_boundary(optimizer, now=True)
         super().commit_if_due(optimizer, before_batch=before_batch)
 
-    def _note_boundary(self, optimizer: Optimizer, *, now: bool) -> None:
+    def _note_boundary(self, optimizer: Groups, *, now: bool) -> None:
         """What a commit has, if the step that begins is interrupted. now: random numbers are as they are, and not as
         the last step left them."""
         self._boundary = Boundary(self.num_steps, optimizer.words(None), self.run_state.snapshot(now=now),
@@ -346,7 +344,7 @@ class Streamed(StreamedStep):
         error = sys.exc_info()[1]
         return error is not None and self._boundary is not None and error is not self._boundary.handled
 
-    def commit_boundary(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+    def commit_boundary(self, optimizer: Groups, user: dict[str, Any] | None) -> None:
         """The state between the last two steps. UsageError: the update of the step after it has begun."""
         boundary, layers = self._boundary, self._layers
         assert boundary is not None and layers is not None and self._window is not None
@@ -368,7 +366,7 @@ class Streamed(StreamedStep):
             warnings.warn(f"forebay: step {layers.step} is committed already, so commit() has not saved {user}.",
                           stacklevel=4)
 
-    def commit(self, optimizer: Optimizer, user: dict[str, Any] | None) -> None:
+    def commit(self, optimizer: Groups, user: dict[str, Any] | None) -> None:
         has_begun, passes = self._in_step, (self._num_passes, self._num_backwards)
         self._between_steps()
         if self._window is None or self._layers is None:
@@ -386,11 +384,11 @@ class Streamed(StreamedStep):
     def _is_spoiled(self) -> bool:
         return self._window is not None and self._window.was_written_to
 
-    def reference(self, optimizer: Optimizer) -> dict[str, Any] | None:
+    def reference(self, optimizer: Groups) -> dict[str, Any] | None:
         self._between_steps()
         return super().reference(optimizer)
 
-    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, torch.Tensor]] | None:
+    def full_state(self, optimizer: Groups) -> dict[int, dict[str, torch.Tensor]] | None:
         self._between_steps()
         return super().full_state(optimizer)
 
