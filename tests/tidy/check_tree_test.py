@@ -125,6 +125,13 @@ class CheckTreeTest(unittest.TestCase):
         self.assert_one_problem({"docs/architecture.md": ROOMS + "x" * 126}, "docs/architecture.md:5: 126 columns")
         self.assertEqual(self.problems_of({"docs/architecture.md": ROOMS + "\n" * 246}), [])
 
+    def test_python_modules_that_import_each_other_are_found(self):
+        package = {"python/pack/__init__.py": "from pack.a import A\n", "python/pack/b.py": "import os\nimport pack.a\n"}
+        fine = {"python/pack/a.py": "def f():\n    from pack import b\n"}  # only when it is called
+        self.assertEqual(self.problems_of({**package, **fine}), [])
+        for text in ("from pack import b\n", "import pack.b\n", "if TYPE_CHECKING:\n    from pack.b import B\n"):
+            self.assert_one_problem({**package, "python/pack/a.py": text}, "pack.a -> pack.b -> pack.a")
+
     def test_a_missing_table_is_an_error(self):
         with self.assertRaises(ValueError):
             self.problems_of({"docs/design/folders.md": "no table here"})
