@@ -1,6 +1,10 @@
 #include "forebay/offload/check_plan_inputs.h"
 
+#include <string>
+#include <vector>
+
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 #include "forebay/base/errors.h"
 
 namespace forebay {
@@ -19,28 +23,6 @@ absl::Status CheckLayers(const PlanInputs& inputs) {
         num_layers, inputs.chain.num_layers));
   }
   return inputs.inventory.CheckRawLayersAreLast();
-}
-
-absl::Status CheckDelay(const OffloadOptions& options) {
-  if (options.delay_update_from == 1) {
-    return UsageError(
-        "delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
-        "or a later step, or 0");
-  }
-  if (options.delay_update_from == 0) return absl::OkStatus();
-  if (options.commit_every < 2 || options.durability == Durability::kNone) {
-    return UsageError(fmt::format(
-        "delay_update_from={} needs --commit_every=N, 2 or more, and --durability=step: a commit "
-        "applies the update that is delayed, so that it has to fall on the same steps in every run",
-        options.delay_update_from));
-  }
-  if (options.gradients == GradientChoice::kSpeculate) {
-    return UsageError(fmt::format(
-        "delay_update_from={} does not go with --gradients=speculate, which applies an update in "
-        "its own step. Leave one of them out",
-        options.delay_update_from));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckActivations(const PlanInputs& inputs, const OffloadOptions& options) {
@@ -78,7 +60,8 @@ absl::Status CheckTiers(const PlanInputs& inputs, const OffloadOptions& options)
 absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& options,
                              const MachineLimits& limits) {
   FOREBAY_RETURN_IF_ERROR(CheckLayers(inputs));
-  FOREBAY_RETURN_IF_ERROR(CheckDelay(options));
+  const std::vector<std::string> contradictions = ContradictionsOf(options);
+  if (!contradictions.empty()) return UsageError(fmt::format("{}", fmt::join(contradictions, "; ")));
   FOREBAY_RETURN_IF_ERROR(CheckActivations(inputs, options));
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(

@@ -98,4 +98,8 @@ struct OffloadOptions {
 
 OptimizerConfig RuleOf(const OffloadOptions& options);
 
+// What contradicts what among the options, a sentence each, in the words of the flags. Empty:
+// nothing does. What only a plan finds out is not among it (check_plan_inputs.h).
+std::vector<std::string> ContradictionsOf(const OffloadOptions& options);
+
 }  // namespace forebay

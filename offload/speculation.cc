@@ -65,17 +65,10 @@ absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int 
     return UsageError(
         fmt::format("--set=speculate_layers={}: the model has {} layers", given, num_layers));
   }
-  if (options.gradients == GradientChoice::kSpeculate) {
-    if (options.gradients_tier != TierChoice::kAuto) {
-      return UsageError(
-          "--gradients=speculate applies gradients at once, and gradients_tier says where they "
-          "wait: leave one of them out");
-    }
-    if (num_slots == 1) {
-      return UsageError(
-          "--gradients=speculate: the run keeps one copy of its state (--durability=none), and "
-          "what is applied before it is known to be right needs a second. Leave --gradients out");
-    }
+  if (options.gradients == GradientChoice::kSpeculate && num_slots == 1) {
+    return UsageError(
+        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what is "
+        "applied before it is known to be right needs a second. Leave --gradients out");
   }
   if (given == 0 || MaySpeculate(options, num_slots)) return absl::OkStatus();
   return UsageError(fmt::format(

@@ -375,49 +375,17 @@ void CheckSchedule(Resolver& resolver) {
       has_own ? fmt::format(", or give --schedule_args=warmup_num_steps={}", options.warmup) : ""));
 }
 
-// A speculative update is written to a slot that is neither committed nor the step before.
-void CheckSpeculation(Resolver& resolver) {
+// Evaluations and exports commit.
+void CheckCommitsOfDelayedUpdates(Resolver& resolver) {
   const TrainOptions& options = resolver.options();
-  if (options.gradients != GradientChoice::kSpeculate) return;
-  const auto refuse = [&](bool is_so, const char* name, const char* why) {
-    if (!is_so) return;
-    resolver.AddProblem(
-        fmt::format("--gradients=speculate does not go with --{}={}, {}. Leave one of them out, or "
-                    "give --gradients=auto where the run itself has it",
-                    name, OptionText(options, name), why));
-  };
-  refuse(options.durability == Durability::kNone, "durability", "which has no second slot");
-  refuse(options.commit_every > 1, "commit_every", "as it needs every step committed");
-}
-
-void CheckDelay(Resolver& resolver) {
-  const TrainOptions& options = resolver.options();
-  const int64_t from = options.delay_update_from;
-  if (from == 0) return;
-  if (from == 1) {
-    resolver.AddProblem(
-        "--delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
-        "or a later step, or leave it out");
-  }
-  if (options.commit_every < 2 || options.durability == Durability::kNone) {
-    resolver.AddProblem(fmt::format(
-        "--delay_update_from={} needs --commit_every=N, 2 or more, and --durability=step: a commit "
-        "applies the update that is delayed, so that it has to fall on the same steps in every run",
-        from));
-  }
+  if (options.delay_update_from == 0 || options.commit_every < 2) return;
   for (const auto& [name, every] :
        {std::pair("eval_every", options.eval_every), std::pair("save_every", options.save_every)}) {
-    if (options.commit_every < 2 || every % options.commit_every == 0) continue;
+    if (every % options.commit_every == 0) continue;
     resolver.AddProblem(fmt::format(
         "--{}={} commits a step where --commit_every={} has none, and a commit applies the update "
         "that --delay_update_from={} delays. Give a multiple of {}",
-        name, every, options.commit_every, from, options.commit_every));
-  }
-  if (options.gradients == GradientChoice::kSpeculate) {
-    resolver.AddProblem(fmt::format(
-        "--delay_update_from={} does not go with --gradients=speculate, which applies an update "
-        "before its step has ended. Leave one of them out",
-        from));
+        name, every, options.commit_every, options.delay_update_from, options.commit_every));
   }
 }
 
@@ -537,8 +505,8 @@ void CheckTogether(OptionsUse use, Resolver& resolver) {
     resolver.AddProblem(fmt::format("--set=trace_steps={} needs --trace, the file to write",
                                     OptionText(options, "trace_steps")));
   }
-  CheckSpeculation(resolver);
-  CheckDelay(resolver);
+  for (std::string& problem : ContradictionsOf(options)) resolver.AddProblem(std::move(problem));
+  CheckCommitsOfDelayedUpdates(resolver);
   CheckSwapFolders(use, resolver);
   if (!options.out.empty() && !options.model.empty() && SamePlace(options.out, options.model)) {
     resolver.AddProblem(fmt::format(
