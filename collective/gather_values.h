@@ -42,9 +42,5 @@ inline absl::StatusOr<bool> AnyRank(Communicator* ranks, bool own) {
                            GatherValues(*ranks, static_cast<uint8_t>(own)));
   return std::ranges::count(all, 1) > 0;
 }
-inline absl::StatusOr<bool> AllRanks(Communicator* ranks, bool own) {
-  FOREBAY_ASSIGN_OR_RETURN(const bool any_lacks_it, AnyRank(ranks, !own));
-  return !any_lacks_it;
-}
 
 }  // namespace forebay

@@ -61,7 +61,8 @@ absl::Status CheckPlanInputs(const PlanInputs& inputs, const OffloadOptions& opt
                              const MachineLimits& limits) {
   FOREBAY_RETURN_IF_ERROR(CheckLayers(inputs));
   const std::vector<std::string> contradictions = ContradictionsOf(options);
-  if (!contradictions.empty()) return UsageError(fmt::format("{}", fmt::join(contradictions, "; ")));
+  if (!contradictions.empty())
+    return UsageError(fmt::format("{}", fmt::join(contradictions, "; ")));
   FOREBAY_RETURN_IF_ERROR(CheckActivations(inputs, options));
   if (options.tile_elems <= 0 || options.tile_elems % kLayerAlignElems != 0) {
     return UsageError(

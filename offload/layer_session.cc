@@ -114,8 +114,7 @@ LayerSession::LayerSession(const OffloadPlan& plan, LayerSessionOptions options,
       store_(std::move(store)),
       is_handed_(static_cast<size_t>(store_->tiles().num_streamed_layers())),
       committed_step_(store_->committed().step),
-      released_step_(committed_step_),
-      last_was_update_(options_.last_step_was_update) {}
+      released_step_(committed_step_) {}
 
 absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
     const OffloadPlan& plan, LayerSessionOptions options, std::unique_ptr<TensorStore> store,
@@ -190,7 +189,10 @@ absl::StatusOr<std::shared_ptr<LayerSession>> LayerSession::Create(
   return session;
 }
 
-LayerSession::~LayerSession() = default;
+LayerSession::~LayerSession() {
+  // It updates weights in memory of the window, which ends first.
+  if (optimizer_ != nullptr) optimizer_->modes().StopUpdates();
+}
 
 int64_t LayerSession::OpenLayerBytes(const Inventory& inventory, int num_open_layers) {
   return OpenLayers::ChargedBytes(inventory, Places(num_open_layers));
@@ -272,12 +274,23 @@ void LayerSession::Expect(std::span<const int> layers) {
 absl::StatusOr<WeightsLease> LayerSession::Acquire(int layer) {
   FOREBAY_RETURN_IF_ERROR(undo_failure_);
   FOREBAY_RETURN_IF_ERROR(std::exchange(announce_error_, absl::OkStatus()));
+  FOREBAY_RETURN_IF_ERROR(CheckIsNotUpdated(layer));
   LayerWeights weights = {.dtype = WeightDType(store_->tiles().layout())};
   FOREBAY_ASSIGN_OR_RETURN(weights.data, AcquireWhole(layer));
   if (gathered_ == nullptr) weights.pieces = swapper_->PiecesOf(layer);
   --num_announced_;
   lent_.push_back(layer);
   return WeightsLease(this, layer, weights, shared_from_this());
+}
+
+absl::Status LayerSession::CheckIsNotUpdated(int layer) const {
+  FOREBAY_RETURN_IF_ERROR(CheckLayer(layer));
+  const bool is_handed = is_handed_[static_cast<size_t>(layer)] != 0;
+  if (!is_handed || !optimizer_->modes().DelayedUpdateIsPending()) return absl::OkStatus();
+  return UsageError(fmt::format(
+      "Acquire: the gradient of '{}' was handed over, and with that the update of the step "
+      "before is applied to it. Read it before, or plan without delay_update_from",
+      store_->inventory().layers()[layer].name));
 }
 
 absl::StatusOr<std::span<const std::byte>> LayerSession::AcquireWhole(int layer) {
@@ -337,7 +350,8 @@ absl::Status LayerSession::BeginStep(StepUpdate update) {
   if (!std::exchange(has_begun_, true)) since_commit_.Restart();
   step_watch_.Restart();
   waited_in_step_s_ = 0;
-  if (std::exchange(is_abandoned_, false)) FOREBAY_RETURN_IF_ERROR(FinishDelayed());
+  if (is_abandoned_) FOREBAY_RETURN_IF_ERROR(FinishDelayed());
+  is_abandoned_ = false;
   if (gathered_ != nullptr) gathered_->Forget();
   if (!update.groups.empty()) {
     FOREBAY_RETURN_IF_ERROR(optimizer_->SetGroups(update.groups));

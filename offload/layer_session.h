@@ -27,7 +27,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -87,8 +86,7 @@ struct LayerSessionOptions {
   GatheredFor gathered_for = GatheredFor::kUse;  // of weights, where there are parts
   // So many layers may be lent at a time, where there are parts and weights are gathered for a use.
   int num_held_layers = 2;
-  bool last_step_was_update = true;  // of the committed step
-  ParameterGroups groups;            // empty: those of OffloadOptions
+  ParameterGroups groups;  // empty: those of OffloadOptions
 
   // Gives what a commit carries for the caller (CommitInfo::trainer); called in a commit, of
   // released_step(). Empty: what was given to Update or Skip.
@@ -174,7 +172,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // layer was not read since its update.
   absl::Status UpdatesOfTheStepBefore();
   // The finished gradient of a layer, or a part of it, as OffloadedOptimizer::Hand takes it. If the
-  // plan speculates or delays, in the order of its schedule. Several ranks hand over whole layers.
+  // plan speculates or delays, in the order of its schedule, and the layer's weights, which may
+  // change from then on, are not read again in the step. Several ranks hand over whole layers.
   absl::Status Hand(const LayerGradient& gradient);
   // Adds to the gradient of a tensor (by its index in the inventory): `elems` are all its elements,
   // of `dtype` (fp32, bf16 or fp16), in RAM. Sums are fp32, in the order of the calls. The tensors
@@ -185,7 +184,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   // The gradient of the layer is complete, and is handed over. Where gradients have an order, so
   // are before it layers that got none.
   absl::Status CloseLayer(int layer);
-  // Closes the layers that are open. Where AddGradient is used, tensors that it was not called for
+  // Closes the layers that are open. UsageError while layers are lent or announced, if an update is
+  // delayed. Where AddGradient is used, tensors that it was not called for
   // are left alone, as their whole layers may be.
   absl::StatusOr<StepGradients> FinishBackward();
   // Forgets the gradients of a pass that has to be computed again.
@@ -250,6 +250,8 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   absl::Status CheckNothingIsAnnounced(std::string_view call) const;
   absl::Status CheckLayer(int layer) const;
   absl::Status CheckOrder(int layer) const;
+  // UsageError where a delayed update may have changed it in this step.
+  absl::Status CheckIsNotUpdated(int layer) const;
   bool Delays(int64_t step) const {
     return plan_.delay_update_from > 0 && step >= plan_.delay_update_from;
   }
@@ -335,7 +337,6 @@ class LayerSession final : public ParamSource, public std::enable_shared_from_th
   int64_t committed_step_ = 0;
   int64_t released_step_ = 0;
   Json released_kept_;
-  bool last_was_update_;              // of the released step
   bool update_is_open_ = false;       // whether an update was begun after the last commit
   bool open_update_commits_ = false;  // whether that is to be committed when it is applied
   bool open_update_writes_ = false;   // whether BeginWriting was called for it

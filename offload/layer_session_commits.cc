@@ -91,7 +91,6 @@ void LayerSession::EndStep(int64_t step, Json kept, bool was_update) {
   released_step_ = step;
   released_kept_ = std::move(kept);
   raw_->Release();
-  last_was_update_ = was_update;
   if (was_update && gathered_ != nullptr) gathered_->Forget();
   state_ = State::kBetween;
 }
@@ -143,7 +142,9 @@ void LayerSession::Abandon() {
 bool LayerSession::CommitIsDueHere(int64_t step, CommitWhen when) const {
   if (when == CommitWhen::kNow) return true;
   // The result depends on it, and so on nothing that another run would do at another time.
-  if (plan_.delay_update_from > 0) return step % plan_.commit_pace.every_steps == 0;
+  if (plan_.delay_update_from > 0 && !plan_.commit_pace.only_on_demand) {
+    return step % plan_.commit_pace.every_steps == 0;
+  }
   SinceCommit since;
   since.steps = step - committed_step_;
   since.seconds = since_commit_.Seconds() - waited_since_commit_s_;

@@ -30,13 +30,15 @@ std::vector<std::string> ContradictionsOf(const OffloadOptions& options) {
   refuse(speculates && options.commit_every > 1,
          fmt::format(kSpeculation, fmt::format("commit_every={}", options.commit_every),
                      "as it needs every step committed"));
-  refuse(speculates && options.gradients_tier != TierChoice::kAuto,
-         "--gradients=speculate applies gradients at once, and gradients_tier says where they wait: "
-         "leave one of them out");
+  refuse(
+      speculates && options.gradients_tier != TierChoice::kAuto,
+      "--gradients=speculate applies gradients at once, and gradients_tier says where they wait: "
+      "leave one of them out");
   const int64_t from = options.delay_update_from;
-  refuse(from == 1,
-         "--delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
-         "or a later step, or leave it out");
+  refuse(
+      from == 1,
+      "--delay_update_from=1: no step is before the first, so none can be left out there. Give 2 "
+      "or a later step, or leave it out");
   refuse(from > 0 && (options.commit_every < 2 || options.durability == Durability::kNone),
          fmt::format("--delay_update_from={} needs --commit_every=N, 2 or more, and "
                      "--durability=step: a commit applies the update that is delayed, so that it "

@@ -67,7 +67,8 @@ absl::Status CheckSpeculation(const OffloadOptions& options, int num_slots, int 
   }
   if (options.gradients == GradientChoice::kSpeculate && num_slots == 1) {
     return UsageError(
-        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what is "
+        "--gradients=speculate: the run keeps one copy of its state (--durability=none), and what "
+        "is "
         "applied before it is known to be right needs a second. Leave --gradients out");
   }
   if (given == 0 || MaySpeculate(options, num_slots)) return absl::OkStatus();

@@ -139,8 +139,9 @@ class OffloadedOptimizer : public TileUpdater {
   // of it; fp32 is rounded to the type in which gradients are held. Adds its squared norm in fixed
   // blocks by element index (so the norm has the same bits whatever the tiles, threads, parts and
   // placement). Padding must be zero. `pool`: the caller's compute threads. Each layer once per
-  // step, in any order that is the same every step; its parts one after the other, each but the
-  // last a multiple of kNormBlockElems; a layer of no elements has one. Memory is free for reuse on
+  // step, in any order that is the same every step, or in hand_over_order while an update is
+  // delayed, which then is applied to the layer; its parts one after the other, each but the last a
+  // multiple of kNormBlockElems; a layer of no elements has one. Memory is free for reuse on
   // return, except that what lies on the options' device is rounded there, and on its way on
   // return: `pool` is used, and what is wrong with it is an error, until the next call, or the next
   // but one. UsageError, StorageError.

@@ -54,6 +54,7 @@ struct OffloadedOptimizer::Impl {
   absl::Status EndSpeculation(bool& complete);
   absl::Status SumOverParts();
   absl::Status CheckHand(const LayerGradient& gradient) const;
+  absl::Status CheckOrder(int layer) const;
   // What comes before the first part of a layer's gradient, and behind its last one.
   absl::Status BeginTaking(int layer, std::span<const int> missing);
   void EndTaking(int layer);
@@ -162,6 +163,7 @@ struct OffloadedOptimizer::Impl {
   bool delayed_is_pending = false;
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
+  size_t num_delayed = 0;     // layers handed over since BeginDelayedUpdate
   NextGradient next;
   // The layer whose gradient was handed over on a device, and is not taken yet; -1: none.
   struct {

@@ -401,8 +401,7 @@ absl::Status OffloadedOptimizer::AwaitAllWrites(absl::FunctionRef<void()> meanwh
 }
 
 OptimizerStats OffloadedOptimizer::stats() const {
-  double ring_wait_s = impl_->speculation != nullptr ? impl_->speculation->wait_s() : 0;
-  if (impl_->delays != nullptr) ring_wait_s += impl_->delays->wait_s();
+  const double ring_wait_s = impl_->speculation != nullptr ? impl_->speculation->wait_s() : 0;
   std::lock_guard lock(impl_->mutex);
   OptimizerStats stats = impl_->stats;
   stats.hand_wait_s += ring_wait_s;

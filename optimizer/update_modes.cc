@@ -12,6 +12,12 @@
 
 namespace forebay {
 
+void UpdateModes::StopUpdates() {
+  for (BackgroundUpdates* const updates : {impl_->speculation.get(), impl_->delays.get()}) {
+    if (updates != nullptr) updates->Drop();
+  }
+}
+
 // ---- Speculation -------------------------------------------------------------------------------
 
 bool UpdateModes::speculates() const {
@@ -75,6 +81,7 @@ absl::Status UpdateModes::BeginDelayedUpdate(const UpdateScalars& step, Resident
   FOREBAY_RETURN_IF_ERROR(CheckBeginDelayedUpdate(step, resident));
   impl_->TakeStep(step, resident);
   impl_->delayed_is_pending = true;
+  impl_->num_delayed = 0;
   impl_->delays->Begin();
   return absl::OkStatus();
 }

@@ -27,10 +27,14 @@ class UpdateModes {
 
   // ---- Speculation
 
+  // Waits for the update that is being made on the optimizer's thread; no other is made after it.
+  void StopUpdates();
+
   // Whether the placement has speculative layers.
   bool speculates() const;
   // Where the weights that live in RAM lie, by layer (Swapper::ResidentWeights): those of
-  // speculative layers are updated there. Before the first step; they must outlive its updates.
+  // speculative and delayed layers are updated there. Before the first step; they must outlive its
+  // updates, up to StopUpdates.
   void SetResidentWeights(std::vector<std::span<std::byte>> weights);
   // The layers whose gradients were taken since BeginSpeculation; none: it did not begin.
   std::span<const int> Speculated() const;

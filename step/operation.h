@@ -28,8 +28,7 @@ enum class OperationKind : uint8_t {
   kHand,      // hands the complete gradients of its weights to the optimizer
   kUpdate,    // applies the update of the layer's weights
   kWrite,     // starts writing what the update has changed
-  kCommit,    // makes the step before durable, unless its updates go on beside this step:
-              // then it is committed when this step has ended
+  kCommit,    // makes the step before durable, if it is one that is committed
 };
 
 constexpr std::string_view NameOf(OperationKind kind) {

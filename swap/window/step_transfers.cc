@@ -181,7 +181,6 @@ class TransferCount {
   void CountStep(const StepSchedule& schedule) {
     trace_.RunStep();
     transfers_ = {};
-    resident_bytes_ = 0;
     num_reads_ = 0;
     loss_is_there_ = false;
     for (size_t i = 0; i < schedule.operations.size(); ++i) {
@@ -304,15 +303,23 @@ class TransferCount {
       const Tile& tile = tiles_.tiles()[i];
       if (writes_all || placement_.weights[layer] == Tier::kNvme) {
         transfers_.write_bytes += tiles_.WeightBytes(tile);
-      } else {
-        resident_bytes_ += tiles_.WeightBytes(tile);
       }
       if (writes_all || placement_.state[i] == Tier::kNvme) {
         transfers_.write_bytes += tiles_.StateBytes(tile);
-      } else {
-        resident_bytes_ += tiles_.StateBytes(tile);
       }
     }
+  }
+
+  // What lives in memory, and is written for a commit.
+  int64_t ResidentBytes() const {
+    int64_t bytes = 0;
+    for (int i = 0; i < tiles_.num_streamed_tiles(); ++i) {
+      const Tile& tile = tiles_.tiles()[i];
+      if (!placement_.WaitsForNorm(tile.layer)) continue;
+      if (placement_.weights[tile.layer] != Tier::kNvme) bytes += tiles_.WeightBytes(tile);
+      if (placement_.state[i] != Tier::kNvme) bytes += tiles_.StateBytes(tile);
+    }
+    return bytes;
   }
 
   // Checksums and record go to two places in every folder.
@@ -321,7 +328,7 @@ class TransferCount {
     for (int i = tiles_.num_streamed_tiles(); i < tiles_.num_tiles(); ++i) {
       raw_bytes += tiles_.WeightBytes(tiles_.tiles()[i]);
     }
-    transfers_.commit_bytes = raw_bytes + resident_bytes_ +
+    transfers_.commit_bytes = raw_bytes + ResidentBytes() +
                               2 * TensorStore::SealBytes(tiles_, /*num_slots=*/1) +
                               2 * kCommitRecordBytes * tiles_.num_stripes();
     transfers_.write_bytes += transfers_.commit_bytes;
@@ -341,7 +348,6 @@ class TransferCount {
   std::set<int> lent_in_pieces_;
   int64_t num_reads_ = 0;            // so far
   bool is_updated_on_read_ = false;  // the layer that is read
-  int64_t resident_bytes_ = 0;       // of RAM, that a commit writes: those of the layers so far
   bool loss_is_there_ = false;
   StepTransfers transfers_;
 };

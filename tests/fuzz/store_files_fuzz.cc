@@ -1,4 +1,4 @@
-// The small files of a store: a manifest, two copies of the commit record, or an intent (by the
+// The small files of a store: a manifest, or two copies of the commit record (by the
 // first byte of the input). Checksums are made here, as no mutation would ever find them. Whatever
 // is accepted is written again as it was read.
 #include <algorithm>

@@ -14,6 +14,7 @@
 #include "forebay/step/layer_gradient.h"
 #include "forebay/tests/collective/rank_group.h"
 #include "forebay/tests/offload/module_run.h"
+#include "forebay/tests/optimizer/shut_state_disk.h"
 #include "gmock/gmock.h"
 
 namespace forebay {
@@ -300,6 +301,36 @@ TEST(LayerSession, TellsHowFarACommitIs) {
     EXPECT_EQ(fractions.front(), 0);
     EXPECT_GT(fractions.back(), 0.9);
   }
+}
+
+// The optimizer's thread still has updates of weights in RAM to make.
+TEST(LayerSession, MayEndBeforeADelayedUpdateDoes) {
+  ModuleSettings settings = SmallSettings();
+  settings.offload.delay_update_from = 2;
+  settings.offload.commit_every = 1000;
+  settings.offload.weights_tier = TierChoice::kHost;
+  settings.offload.state_tier = TierChoice::kNvme;
+  settings.offload.tile_elems = 2048;
+  ShutStateDisk disk;
+  const TemporaryFolder folder;
+  ModuleRun run(folder.path(), settings, [&] { return CreateThreadsEngine({}, &disk); });
+  ASSERT_EQ(run.Open(), absl::OkStatus());
+  ASSERT_EQ(run.RunUntil(2), absl::OkStatus());
+  LayerSession& session = run.session();
+  ASSERT_EQ(session.BeginStep(run.UpdateOfStep()), absl::OkStatus());
+  disk.Shut(true);
+  for (const int layer : run.plan().schedule.Handed()) {
+    const std::vector<float> zeros(
+        static_cast<size_t>(session.store().inventory().layers()[layer].num_elems));
+    ASSERT_EQ(session.Hand(Fp32Gradient(layer, zeros)), absl::OkStatus());
+  }
+  // What is updated is not read again.
+  const int last[] = {6};
+  session.Expect(last);
+  EXPECT_EQ(ExitCodeOf(session.Acquire(6).status()), ExitCode::kUsage);
+  session.Abandon();
+  disk.Shut(false);
+  run.Drop();
 }
 
 // Sums over one rank, and commits of one, change nothing.

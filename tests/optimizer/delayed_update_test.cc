@@ -1,48 +1,21 @@
 // Updates that are applied in the backward pass of the next step, which sees the weights before
 // them: the result is that of AdamW in memory, and what a step sees is that of two steps before,
 // whatever lives where.
-#include <condition_variable>
 #include <filesystem>
 #include <memory>
-#include <mutex>
-#include <span>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "fmt/format.h"
-#include "forebay/swap/store/store_folders.h"
 #include "forebay/swap/window/swapper.h"
 #include "forebay/tests/optimizer/offloaded_fixture.h"
+#include "forebay/tests/optimizer/shut_state_disk.h"
 #include "forebay/tests/temporary_folder.h"
 #include "gtest/gtest.h"
 
 namespace forebay {
 namespace {
-
-// Reads of the state wait while it is shut.
-class ShutStateDisk : public SystemDiskCalls {
- public:
-  int64_t Transfer(IoKind kind, int fd, std::string_view path, std::span<std::byte> buffer,
-                   int64_t offset_bytes) override {
-    if (kind == IoKind::kRead && path.ends_with(kStateName)) {
-      std::unique_lock lock(mutex_);
-      open_.wait(lock, [this] { return !is_shut_; });
-    }
-    return SystemDiskCalls::Transfer(kind, fd, path, buffer, offset_bytes);
-  }
-  void Shut(bool is_shut) {
-    const std::lock_guard lock(mutex_);
-    is_shut_ = is_shut;
-    open_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable open_;
-  bool is_shut_ = false;  // mutex_
-};
 
 class DelayedUpdateTest : public testing::Test {
  protected:
@@ -165,6 +138,18 @@ TEST_F(DelayedUpdateTest, LazyUpdatesMayComeBeforeAndInBetween) {
     ASSERT_NO_FATAL_FAILURE(ExpectPassesSee(step));
     ASSERT_TRUE(run_->Commit(step).ok());
   }
+}
+
+TEST_F(DelayedUpdateTest, AnotherOrderIsRefusedAndSoAreGradientsAfterAnAbandonedStep) {
+  Open();
+  ASSERT_NO_FATAL_FAILURE(Step(1));
+  EXPECT_EQ(ExitCodeOf(run_->Hand(2, 2)), ExitCode::kUsage);
+  for (int layer = 3; layer >= 0; --layer) ASSERT_TRUE(run_->Hand(layer, 2).ok());
+  run_->optimizer().AbandonStep();
+  EXPECT_EQ(ExitCodeOf(run_->Hand(3, 2)), ExitCode::kUsage);
+  ASSERT_NO_FATAL_FAILURE(Finish(1));
+  EXPECT_TRUE(run_->Hand(3, 2).ok());
+  run_->optimizer().AbandonStep();
 }
 
 TEST_F(DelayedUpdateTest, AnAbandonedStepLeavesThePendingUpdate) {

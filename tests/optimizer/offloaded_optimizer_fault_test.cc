@@ -228,7 +228,7 @@ TEST_F(OffloadedOptimizerErrorTest, AFailedReadOfStateNamesStepAndLayerAndEndsTh
   EXPECT_FALSE(run->optimizer().AwaitAllWrites().ok());
 }
 
-// In every mode: without --durability=replay they are scratch, and used all the same.
+// They are scratch, and used all the same.
 TEST_F(OffloadedOptimizerErrorTest, AGradientThatChangedOnDiskIsNotUsed) {
   disk_.FlipIn("/gradients.fbs");
   const auto run = StartAndRelease({.state = Tiers::kHost, .gradients = Tiers::kNvme});

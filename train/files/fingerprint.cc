@@ -156,6 +156,12 @@ absl::Status CompareFingerprints(const Json& of_run, const Json& now) {
                         : is_new             ? Json(OptionText(TrainOptions{}, key))
                                              : Json();
     if (before == value) continue;
+    if (key == "commit_every" && is_new) {
+      return UsageError(
+          "the run was made by an earlier version, which applied delayed updates at other times "
+          "(--delay_update_from): it cannot go on. 'forebay export' gives the model of its last "
+          "step");
+    }
     if (const std::string_view contents = ContentsBehind(key); !contents.empty()) {
       differences += fmt::format("\n  {} (digest {} in the run, {} now)", contents, before.dump(),
                                  value.dump());

@@ -235,7 +235,7 @@ class Forecaster {
     for (const auto& [kind, layer] : operations) {
       if (Differentiates(kind, layer)) now_s += compute_s * elems_of(layer) / all_elems;
       const bool is_applied = kind == OperationKind::kHand &&
-                              plan_.placement.UpdateTimeOf(layer) == UpdateTime::kAfterHand;
+                              plan_.placement.UpdateTimeOf(layer) != UpdateTime::kOnRead;
       if (!is_applied) continue;
       for (int i = plan_.tiles.first_tile(layer); i < plan_.tiles.first_tile(layer + 1); ++i) {
         TileUpdate tile = UpdateOf(i, s_per_byte);
@@ -255,12 +255,18 @@ class Forecaster {
     const Tile& tile = plan_.tiles.tiles()[static_cast<size_t>(i)];
     const auto weights = static_cast<double>(plan_.tiles.WeightBytes(tile));
     const auto state = static_cast<double>(plan_.tiles.StateBytes(tile));
-    TileUpdate update = {.write_s = (weights + state) * s_per_byte};
-    if (placement.weights[static_cast<size_t>(tile.layer)] == Tier::kNvme) {
-      update.read_s += weights * s_per_byte;
-    }
-    if (placement.state[static_cast<size_t>(i)] == Tier::kNvme) {
-      update.read_s += state * s_per_byte;
+    // A speculative one is of a step that will be committed.
+    const bool writes_all = !placement.WaitsForNorm(tile.layer);
+    TileUpdate update;
+    const auto add = [&](double bytes, bool is_read) {
+      if (is_read) update.read_s += bytes * s_per_byte;
+      if (is_read || writes_all) update.write_s += bytes * s_per_byte;
+    };
+    add(weights, placement.weights[static_cast<size_t>(tile.layer)] == Tier::kNvme);
+    add(state, placement.state[static_cast<size_t>(i)] == Tier::kNvme);
+    if (placement.IsSpilled(tile.layer)) {
+      update.read_s +=
+          static_cast<double>(tile.num_elems * SizeOf(options_.grad_dtype)) * s_per_byte;
     }
     return update;
   }

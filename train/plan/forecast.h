@@ -1,11 +1,11 @@
 // How long a step will take, from what it computes and moves and how fast the machine does each.
 //
 // Model: each pass is as long as what is slowest in it, as all else goes on beside it; the passes
-// follow one another, and what is updated beside the whole step has both. On a CPU, updates and
-// checksums take their time from the computation, and a part of the shorter of computation and disk
-// is not hidden behind the longer: the first layers are waited for, and threads wait for cores that
-// others have. Staging that is deeper than it has to be moves the disk's work from the forward pass
-// to the backward pass, and hides more of it. Not counted: flushes of a commit, and exports. Pure.
+// follow one another. On a CPU, updates and checksums take their time from the computation, and a
+// part of the shorter of computation and disk is not hidden behind the longer: the first layers are
+// waited for, and threads wait for cores that others have. Staging that is deeper than it has to be
+// moves the disk's work from the forward pass to the backward pass, and hides more of it. Not
+// counted: flushes of a commit, and exports. Pure.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,6 @@
 // Says how far a run is with writing out what it has in memory.
 #pragma once
 
-#include <string>
-#include <utility>
-
 #include "forebay/base/clock.h"
 #include "forebay/train/options/train_observer.h"
 
@@ -16,27 +13,18 @@ class SavingProgress {
   explicit SavingProgress(TrainObserver* observer, double long_s = 2)
       : observer_(*observer), long_s_(long_s) {}
 
-  // The commit that comes is work of its own, of this name.
-  void Begin(const std::string& phase) {
-    phase_ = phase;
-    has_name_ = true;
-    observer_.OnPhase(phase_, 0);
-  }
+  // A commit comes that is work of its own.
+  void Begin() { observer_.OnPhase("saving", 0); }
   // LayerSessionOptions::on_saving. Told of where the commit is long.
   void Show(double fraction) {
-    if (fraction < last_fraction_) {
-      since_begin_.Restart();
-      if (!std::exchange(has_name_, false)) phase_ = "saving";
-    }
+    if (fraction < last_fraction_) since_begin_.Restart();
     last_fraction_ = fraction;
-    if (since_begin_.Seconds() >= long_s_) observer_.OnPhase(phase_, fraction);
+    if (since_begin_.Seconds() >= long_s_) observer_.OnPhase("saving", fraction);
   }
 
  private:
   TrainObserver& observer_;
   const double long_s_;
-  std::string phase_;
-  bool has_name_ = false;  // from Begin until its commit begins
   double last_fraction_ = 2;
   Stopwatch since_begin_;  // of this commit
 };

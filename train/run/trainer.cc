@@ -156,7 +156,6 @@ absl::Status TrainingRun::OpenSession() {
   session_options.ranks = environment_.ranks;
   session_options.parts = prepared_.parts;
   session_options.gathered_for = GatheredForStage(options_.zero_stage);
-  session_options.last_step_was_update = progress_.last_was_update();
   session_options.commit_state = [this] { return CommitState(); };
   session_options.after_commit = [this] { AfterCommit(); };
   session_options.on_saving = [this](double fraction) { saving_.Show(fraction); };
@@ -265,17 +264,16 @@ absl::Status TrainingRun::RunSteps() {
   return absl::OkStatus();
 }
 
-// The step before is applied and committed; the one in progress leaves no trace. If updates are
-// delayed, a commit on another step than those of --commit_every would change the result.
+// The step before is applied and committed; the one in progress leaves no trace. If the update of
+// the step before is delayed, a commit that is none of --commit_every's would change the result.
 absl::Status TrainingRun::SaveWhatIsDone() {
   layers().Abandon();
   const int64_t released = layers().released_step();
   if (!prepared_.IsKept() || committed_step() == released) return absl::OkStatus();
   const Plan& plan = prepared_.plan;
-  if (plan.delay_update_from > 0 && released % plan.commit_pace.every_steps != 0) {
-    return absl::OkStatus();
-  }
-  saving_.Begin("saving");  // what lives in RAM may take a while
+  const bool is_delayed = plan.delay_update_from > 0 && released + 1 >= plan.delay_update_from;
+  if (is_delayed && released % plan.commit_pace.every_steps != 0) return absl::OkStatus();
+  saving_.Begin();  // what lives in RAM may take a while
   return layers().Commit();
 }
 
@@ -290,7 +288,8 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
   const bool tries =
       is_alone && (ExitCodeOf(error) != ExitCode::kStorage || one_copy || is_of_an_export);
   const absl::Status saved = tries ? SaveWhatIsDone() : error;
-  if (saved.ok()) {
+  const bool is_all = committed_step() == layers().released_step();
+  if (saved.ok() && is_all) {
     Note(fmt::format("the run is saved after step {}", committed_step()));
   } else if (one_copy) {
     Note(
@@ -299,7 +298,7 @@ absl::Status TrainingRun::AfterError(const absl::Status& error) {
                     committed_step(), MessageOf(saved)));
   } else {
     Note(fmt::format("the steps after step {} are not saved; the run goes on from there{}",
-                     committed_step(), tries ? ": " + MessageOf(saved) : ""));
+                     committed_step(), tries && !saved.ok() ? ": " + MessageOf(saved) : ""));
   }
   return error;
 }

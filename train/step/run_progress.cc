@@ -9,7 +9,6 @@ namespace {
 
 constexpr char kUpdates[] = "updates";
 constexpr char kScaler[] = "loss_scaler";
-constexpr char kSkipped[] = "skipped";
 
 }  // namespace
 
@@ -21,7 +20,6 @@ absl::Status RunProgress::Advance(bool overflowed) {
   FOREBAY_CHECK(!overflowed || scales_loss());
   if (scales_loss()) FOREBAY_RETURN_IF_ERROR(scaler_->Update(overflowed));
   if (!overflowed) ++num_updates_;
-  last_was_skipped_ = overflowed;
   return absl::OkStatus();
 }
 
@@ -29,7 +27,6 @@ void RunProgress::AddTo(Json& trainer) const {
   if (!scales_loss()) return;
   trainer[kUpdates] = num_updates_;
   trainer[kScaler] = scaler_->state();
-  trainer[kSkipped] = last_was_skipped_;
 }
 
 absl::Status RunProgress::Restore(const CommitInfo& committed) {
@@ -46,7 +43,6 @@ absl::Status RunProgress::Restore(const CommitInfo& committed) {
                                     committed.step, MessageOf(restored)));
   }
   num_updates_ = *updates;
-  last_was_skipped_ = trainer.contains(kSkipped) && trainer[kSkipped] == true;
   return absl::OkStatus();
 }
 

@@ -24,8 +24,6 @@ class RunProgress {
   double loss_scale() const { return scaler_.has_value() ? scaler_->scale() : 1.0; }
   bool scales_loss() const { return scaler_.has_value(); }
   int64_t num_updates() const { return num_updates_; }
-  // Whether the last step was one; true before the first.
-  bool last_was_update() const { return !last_was_skipped_; }
 
   // What became of a step. An overflow is for runs that scale their loss (FOREBAY_CHECK).
   // LossScaler::Update's error, with nothing changed.
@@ -39,7 +37,6 @@ class RunProgress {
  private:
   std::optional<LossScaler> scaler_;
   int64_t num_updates_ = 0;
-  bool last_was_skipped_ = false;
 };
 
 }  // namespace forebay

@@ -75,8 +75,8 @@ MUTATIONS = {
     "overwriting_ignored": (COMMIT, "if (!found.overwriting || access == StoreAccess::kBesideWriter) return", "return"),
     "weights_not_verified": (
         SEALS,
-        "if (intact.ok() || generation != Generation::kPrevious) return intact;",
-        "if (tile >= 0) return absl::OkStatus();",
+        "return impl_->Verify(tile, 0, 1, weights, impl_->NewestSlot(impl_->weights_progress[tile]));",
+        "return tile >= 0 || weights.empty() ? absl::OkStatus() : absl::InternalError(\"\");",
     ),
     "state_not_verified": (
         SEALS,

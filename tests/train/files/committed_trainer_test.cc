@@ -24,7 +24,7 @@ Json Whole() {
   trainer["metrics"] = {{"step", 5}, {"loss", 0.5}, {"grad_norm", nullptr}, {"skipped", false}};
   trainer["updates"] = 5;
   trainer["loss_scaler"] = Json::object();
-  trainer["skipped"] = true;
+  trainer["skipped"] = true;  // of an earlier version
   return trainer;
 }
 

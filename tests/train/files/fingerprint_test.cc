@@ -18,6 +18,16 @@ TEST(Fingerprint, OfARunFromBeforeAnOptionWasThereHasItsDefault) {
   EXPECT_THAT(MessageOf(other), AllOf(HasSubstr("--schedule_args"), HasSubstr("power=2")));
 }
 
+// Its commits have other updates in them.
+TEST(Fingerprint, OfDelayedUpdatesOfAnEarlierVersionIsRefusedWithTheWayOut) {
+  const Json before = {{"delay_update_from", "3"}};
+  const absl::Status status =
+      CompareFingerprints(before, {{"delay_update_from", "3"}, {"commit_every", "4"}});
+  EXPECT_EQ(ExitCodeOf(status), ExitCode::kUsage);
+  EXPECT_THAT(MessageOf(status), HasSubstr("earlier version"));
+  EXPECT_THAT(MessageOf(status), HasSubstr("forebay export"));
+}
+
 TEST(Fingerprint, NamesWhatDiffers) {
   const absl::Status status =
       CompareFingerprints({{"lr", "1e-05"}, {"data", "a"}}, {{"lr", "2e-05"}, {"data", "b"}});

@@ -163,6 +163,13 @@ TEST(Plan, StepsThatShareACommitShareItsBytes) {
   EXPECT_EQ(by_time->write_bytes_per_step, 2 * all) << "the weights";
   EXPECT_GT(by_time->commit_bytes, 10 * all);
   EXPECT_THAT(FormatPlan(*by_time, SmolLm2(), options), HasSubstr("but for commits"));
+  // One for delayed updates is the same.
+  TrainOptions delayed = options;
+  delayed.delay_update_from = 2;
+  delayed.commit_every = 4;
+  const auto of_delayed = MakePlan(SmolLm2(), delayed, BigMachine());
+  ASSERT_TRUE(of_delayed.ok()) << of_delayed.status();
+  EXPECT_EQ(of_delayed->commit_bytes, by_time->commit_bytes);
   // With all of it in RAM a step writes nothing.
   TrainOptions in_ram = options;
   in_ram.weights_tier = TierChoice::kHost;

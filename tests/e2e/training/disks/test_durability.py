@@ -194,6 +194,23 @@ def test_a_step_writes_what_the_plan_says(forebay, task, tmp_path, tiers):
     assert plan["durability"] == "step" and plan["commit_every"] == 1
 
 
+def test_a_run_that_an_earlier_version_began_goes_on_and_is_cleaned(forebay, task, expected, tmp_path):
+    """It could keep the gradients of a step (--durability=replay), beside a store like that of today."""
+    out = tmp_path / "run"
+    forebay.run("train", out=out, stop_after=1, check=False, **task, **ON_DISK)
+    for path in (out / "resolved_config.json", out / "files" / "resolved_config.json"):
+        if not path.exists():
+            continue
+        config = json.loads(path.read_text())
+        config["offload"]["durability"] = dict(value="replay", origin="--durability")
+        path.write_text(json.dumps(config))
+    (out / "swap" / "intent.fbs").write_bytes(bytes(8192))
+    forebay.run("train", "--resume", out=out)
+    assert forebay.digest(out) == expected
+    forebay.run("clean", out)
+    assert not (out / "swap").exists()
+
+
 def test_without_room_for_two_copies_there_is_one_and_a_warning(forebay, task, expected, tmp_path):
     plan = json.loads(forebay.run("plan", task["model"], "--format=json", seq=SEQ, durability="none", export="none").stdout)
     size = plan["nvme_bytes"] + (256 << 10)
