@@ -72,6 +72,11 @@ class BackgroundUpdates : public GradientSink {
   void Drop();
 
   std::span<const int> tiles() const { return tiles_; }
+  // Of them, so many were taken since Begin.
+  int64_t num_taken() const {
+    const std::lock_guard lock(mutex_);
+    return num_taken_;
+  }
   // That Buffer took.
   double wait_s() const {
     const std::lock_guard lock(mutex_);

@@ -56,19 +56,28 @@ absl::Status OffloadedOptimizer::Impl::CheckOrder(int layer) const {
     return delayed_is_pending || (speculates && !placement.WaitsForNorm(of));
   };
   if (!counts(layer)) return absl::OkStatus();
-  const bool one_comes = on_its_way.layer >= 0 && !on_its_way.is_begun && counts(on_its_way.layer);
-  const std::vector<int>& order = delayed_is_pending ? options.hand_over_order : speculative_layers;
-  const size_t next_in_order =
-      (delayed_is_pending ? num_delayed : num_speculated) + (one_comes ? 1 : 0);
+  int expected = -1;  // none: all are updated, after a step that was abandoned
+  if (delayed_is_pending) {
+    const int one_comes = on_its_way.layer;
+    const int64_t coming =
+        one_comes < 0 ? 0 : tiles.first_tile(one_comes + 1) - tiles.first_tile(one_comes);
+    const auto next_tile = static_cast<size_t>(delays->num_taken() + coming);
+    if (next_tile < delays->tiles().size()) {
+      expected = tiles.tiles()[delays->tiles()[next_tile]].layer;
+    }
+  } else {
+    const bool one_comes =
+        on_its_way.layer >= 0 && !on_its_way.is_begun && counts(on_its_way.layer);
+    expected = speculative_layers[num_speculated + (one_comes ? 1 : 0)];
+  }
+  if (layer == expected) return absl::OkStatus();
   const std::vector<LayerSpec>& layers = store->inventory().layers();
-  if (next_in_order == order.size()) {
+  if (expected < 0) {
     return UsageError(fmt::format(
         "optimizer: the gradient of layer '{}' is handed over after an abandoned step, and the "
         "update of the step before is pending. Finish it first",
         layers[layer].name));
   }
-  const int expected = order[next_in_order];
-  if (layer == expected) return absl::OkStatus();
   return UsageError(
       fmt::format("optimizer: the gradient of layer '{}' is handed over before that of layer '{}', "
                   "and layers are updated in the order that the optimizer was made with. Keep it",
@@ -80,7 +89,6 @@ absl::Status OffloadedOptimizer::Impl::BeginTaking(int layer, std::span<const in
   // Updates beside the passes have the staging buffers to themselves.
   if (speculation == nullptr && delays == nullptr) staged->ReadEarly(due_tiles);
   tensors->Hand(layer, missing);
-  if (delayed_is_pending) ++num_delayed;
   if (!speculates || placement.WaitsForNorm(layer)) return absl::OkStatus();
   tensors->Prepare(layer);  // before its first tile is taken
   // Before: where it fails, some tiles of the layer may be updated, and have to be undone.

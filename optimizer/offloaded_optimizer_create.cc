@@ -231,9 +231,9 @@ absl::Status OffloadedOptimizer::Impl::MakeSpeculation(MemoryBudget* budget) {
 }
 
 absl::Status OffloadedOptimizer::Impl::MakeDelays() {
-  const int64_t num_delayed = placement.NumUpdated(UpdateTime::kAfterNextHand);
-  if (num_delayed == 0) return absl::OkStatus();
-  FOREBAY_CHECK(num_delayed == tiles.num_streamed_layers());
+  const int64_t num_layers = placement.NumUpdated(UpdateTime::kAfterNextHand);
+  if (num_layers == 0) return absl::OkStatus();
+  FOREBAY_CHECK(num_layers == tiles.num_streamed_layers());
   std::vector<int> order = TilesAsHanded([](int /*layer*/) { return true; });
   FOREBAY_CHECK(static_cast<int>(order.size()) == tiles.num_streamed_tiles());
   FOREBAY_ASSIGN_OR_RETURN(

@@ -163,7 +163,6 @@ struct OffloadedOptimizer::Impl {
   bool delayed_is_pending = false;
   bool speculates = false;    // since BeginSpeculation, until BeginUpdate or AbandonStep
   size_t num_speculated = 0;  // speculative layers handed over since then
-  size_t num_delayed = 0;     // layers handed over since BeginDelayedUpdate
   NextGradient next;
   // The layer whose gradient was handed over on a device, and is not taken yet; -1: none.
   struct {

@@ -81,7 +81,6 @@ absl::Status UpdateModes::BeginDelayedUpdate(const UpdateScalars& step, Resident
   FOREBAY_RETURN_IF_ERROR(CheckBeginDelayedUpdate(step, resident));
   impl_->TakeStep(step, resident);
   impl_->delayed_is_pending = true;
-  impl_->num_delayed = 0;
   impl_->delays->Begin();
   return absl::OkStatus();
 }
