@@ -12,7 +12,7 @@ import signal
 import sys
 
 from . import DEFAULT_SEQ
-from .errors import DataProgramError, UsageError, report_error
+from .errors import DataProgramError, UsageError, report_error, shortened
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,14 +142,14 @@ def main(arguments):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return code
     except DataProgramError as error:
-        return report_error(arguments, str(error), error.exit_code)
+        return report_error(arguments, error.told(), error.exit_code)
     except BrokenPipeError:
         # Who reads has seen enough (| head). What is still buffered goes nowhere, without a word at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 5
     except OSError as error:
         name = f" of '{error.filename}'" if error.filename is not None else ""
-        return report_error(arguments, f"input or output{name} failed: {error.strerror or error}", 5)
+        return report_error(arguments, shortened(f"input or output{name} failed: {error.strerror or error}"), 5)
     except MemoryError:
         return report_error(arguments, "memory ran out. Allow more of it (ulimit -v), or split the data into several files and "
                             "pack them apart", 6)

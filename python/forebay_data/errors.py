@@ -9,6 +9,10 @@ class DataProgramError(Exception):
 
     exit_code = 1
 
+    def told(self):
+        """The message as it is told: of a length that can be read."""
+        return shortened(str(self))
+
 
 class UsageError(DataProgramError):
     exit_code = 2
@@ -16,6 +20,13 @@ class UsageError(DataProgramError):
 
 class BadInputError(DataProgramError):
     exit_code = 3
+
+
+class BadDataError(BadInputError):
+    """With a line for each problem, all of them short already."""
+
+    def told(self):
+        return str(self)
 
 
 class StorageError(DataProgramError):
@@ -50,7 +61,6 @@ def report_error(arguments, message, exit_code):
 
     `arguments` as they were typed: the error may be that they cannot be parsed.
     """
-    message = shortened(message)
     wants_document = _has(arguments, "--format", "json")
     try:
         if wants_document:

@@ -8,6 +8,7 @@ from . import DEFAULT_SEQ, PACKER_VERSION, cache, packed_file
 from .errors import BadInputError, UsageError, count_of
 from .files import MAX_TOKENIZER_BYTES, PRIVATE_FOLDER, make_folder, read_bytes
 from .packed_file import PackedInfo, RowSpool
+from .problems import Problems
 from .row_packer import RowPacker
 from .samples import SampleOptions, SampleReader
 from .sources import find_sources
@@ -93,13 +94,10 @@ def settle_seq(options):
         raise UsageError(f"--seq={options.seq} is impossible: give the tokens of a row, 2 to {MAX_SEQ}")
 
 
-def raise_problem(message):
-    raise BadInputError(message)
-
-
-def make_reader(sources, options, config, tokenizer, on_problem=raise_problem, find_all=False):
+def make_reader(sources, options, config, tokenizer, on_problem, **more):
+    """`more`: of SampleOptions."""
     return SampleReader(sources, tokenizer, config, lambda: load_chat_template(tokenizer, options.template),
-                        SampleOptions(options.seq, options.truncate, options.template, find_all), on_problem)
+                        SampleOptions(options.seq, options.truncate, options.template, **more), on_problem)
 
 
 def pack_samples(reader, packer, on_sample=None):
@@ -174,9 +172,12 @@ def describe(report):
 
 
 def _pack_to(path, sources, options, config, tokenizer):
+    problems = Problems()
     with RowSpool(os.path.dirname(os.path.abspath(path))) as spool:
-        packer = RowPacker(options.seq, spool.append)
-        notes = pack_samples(make_reader(sources, options, config, tokenizer), packer)
+        # After a problem nothing will be written.
+        packer = RowPacker(options.seq, lambda *rows: None if problems.count else spool.append(*rows))
+        notes = pack_samples(make_reader(sources, options, config, tokenizer, problems.add, every_problem=True), packer)
+        problems.raise_if_any()
         info = info_of(packer, sources, notes, options, config, tokenizer)
         packed_file.write_packed(path, info, spool.blocks)
     return report_of(path, info, sources)

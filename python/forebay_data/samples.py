@@ -53,14 +53,15 @@ class SampleOptions:
     seq: int                # tokens per row
     truncate: bool = False
     template: str = None    # of --template; None: the model's
-    find_all: bool = False  # every problem, and what a chat template writes nothing of, which takes a while
+    every_problem: bool = False   # go on after what is no sample
+    find_unwritten: bool = False  # note what a chat template writes nothing of, which takes a while
 
 
 class SampleReader:
     """Gives the samples of sources, one after the other.
 
     `on_problem(message)` is told about samples that cannot be trained on; it may raise to stop there. What is no sample
-    at all (not UTF-8, not JSON, unknown columns) raises BadInputError; with `find_all` it is a problem too.
+    at all (not UTF-8, not JSON, unknown columns) raises BadInputError; with `every_problem` it is a problem too.
     """
 
     def __init__(self, sources, tokenizer, config, load_template, options, on_problem):
@@ -113,7 +114,7 @@ class SampleReader:
 
     def _on_bad_row(self, error):
         self._num_bad_rows += 1
-        if not self._options.find_all:
+        if not self._options.every_problem:
             raise error
         self._on_problem(str(error))
 
@@ -243,7 +244,7 @@ class SampleReader:
         text, spans = template.render_with_spans(messages, self._tokenizer.turn_tokens, f"{where}: ", tools)
         spans = [span for span in _spans_of(spans, is_trained, where, template) if span[0] < span[1]]
         require_whole(text, f"{where}: the chat, as {template.name} writes it,")
-        if self._options.find_all:
+        if self._options.find_unwritten:
             for what in template.unwritten(messages, f"{where}: ", tools):
                 self._notes.add(where, f"{template.name} writes nothing of {what}: it is not trained")
         bounds = sorted({bound for span in spans for bound in span} | {len(text)})

@@ -8,13 +8,12 @@ from collections import Counter
 import numpy as np
 
 from . import packed_file
-from .errors import UsageError, count_of, shortened, warn
+from .errors import UsageError, count_of, warn
 from .pack import MAX_SEQ, accept_packed, info_of, make_reader, pack_samples, report_of, require_same_tokenizer, settle_seq
+from .problems import Problems, lines_of
 from .row_packer import RowPacker
 from .sources import find_sources
 from .tokenizer import ModelConfig, ModelTokenizer
-
-MAX_PROBLEMS_SHOWN = 20
 
 
 def show(options):
@@ -58,22 +57,14 @@ def check(options):
             statistics.add("packed", tokens, trained)
         return {**report, **statistics.report(), "problems": [], "num_problems": 0}
     settle_seq(options)
-    problems, num_problems = [], 0
-
-    def on_problem(message):
-        nonlocal num_problems
-        num_problems += 1
-        if len(problems) < MAX_PROBLEMS_SHOWN:
-            problems.append(shortened(message))
-
-    packer = RowPacker(options.seq)
-    notes = pack_samples(make_reader(sources, options, config, tokenizer, on_problem, find_all=True), packer,
-                         statistics.add_sample)
+    problems, packer = Problems(), RowPacker(options.seq)
+    reader = make_reader(sources, options, config, tokenizer, problems.add, every_problem=True, find_unwritten=True)
+    notes = pack_samples(reader, packer, statistics.add_sample)
     report = {"notes": notes}
     if packer.num_samples:
         report = report_of(options.data, info_of(packer, sources, notes, options, config, tokenizer), sources)
         del report["digest"]
-    return {**report, **statistics.report(), "problems": problems, "num_problems": num_problems}
+    return {**report, **statistics.report(), "problems": problems.first, "num_problems": problems.count}
 
 
 def describe_check(report):
@@ -84,7 +75,7 @@ def describe_check(report):
         if name not in ("problems", "path", "notes"):
             lines.append(f"{name:26}{value:,}" if isinstance(value, int) else f"{name:26}{value}")
     lines += [f"note: {note}" for note in report["notes"]]
-    return "\n".join(lines + [f"problem: {problem}" for problem in report["problems"]])
+    return "\n".join(lines + [f"problem: {line}" for line in lines_of(report["problems"], report["num_problems"])])
 
 
 def _first_samples(sources, options, config, tokenizer, notes):

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from . import bounds
-from .errors import report_error
+from .errors import report_error, shortened
 
 _PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -52,7 +52,7 @@ def _wait(worker, waited_for):
 def _say_what_ended_it(number, arguments):
     message = bounds.death_message(number) if number not in _STOPS else None
     if message is not None:
-        return report_error(arguments, message, 3)
+        return report_error(arguments, shortened(message), 3)
     if number == signal.SIGKILL:
         return report_error(arguments, "the program was killed, most likely because memory ran out: split the data into "
                                        "several files", 6)

@@ -1,6 +1,7 @@
 """Data, tokenizers and settings that cannot be used: the message names the place and the fix."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -169,6 +170,29 @@ def test_tokenizer_without_eos(model, tmp_path):
 def test_chat_without_a_template(tmp_path):
     model = make_model(tmp_path / "m", template=None)
     assert "has no chat template" in refusal(model, write_lines(tmp_path / "d.jsonl", [LONG_CHAT]))
+
+
+def test_pack_lists_the_problems_that_check_lists(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"texts": "a"}, LONG, {"text": ""}, {"text": "dog"}])
+    problems = show.check(pack_options(model, data, 20))["problems"]
+    first, *lines = refusal(model, data, 20).split("\n")
+    assert first == "the data has 3 problems:" and lines == [f"  {problem}" for problem in problems] and len(lines) == 3
+    assert os.listdir(tmp_path) == ["d.jsonl"]
+
+
+def test_pack_and_check_list_20_problems_and_count_the_others(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"texts": "a" * 3000}] * 1022)
+    lines = refusal(model, data).split("\n")
+    assert lines[0] == "the data has 1,022 problems:" and len(lines) == 22 and lines[-1] == "  and 1,002 more"
+    assert "d.jsonl:20: unknown key" in lines[20]
+    report = show.check(pack_options(model, data, 64))
+    assert len(report["problems"]) == 20 and show.describe_check(report).endswith("\nproblem: and 1,002 more")
+
+
+def test_one_problem_of_pack_stands_alone(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"text": "the cat"}, {"texts": "a"}])
+    message = refusal(model, data)
+    assert message.startswith(f"{data}:2: unknown key 'texts'") and "\n" not in message
 
 
 def test_check_lists_every_problem(model, tmp_path):

@@ -92,6 +92,15 @@ def test_error_goes_to_standard_error_with_its_exit_code(model, tmp_path):
     assert done.stderr.startswith("forebay-data: error: ") and "no.txt' does not exist" in done.stderr
 
 
+def test_pack_tells_all_problems_and_exits_3(model, tmp_path):
+    data = write_lines(tmp_path / "d.jsonl", [{"texts": "a"}, {"text": "the cat"}, {"x" * 5000: ""}, {"text": ""}])
+    done = run("pack", "--model", model, "--data", data, "--seq=32", "--out", tmp_path / "o", "--format=json")
+    message = json.loads(done.stdout)["error"]["message"]
+    assert done.returncode == 3 and done.stderr == f"forebay-data: error: {message}\n"
+    assert [line.split(": ")[0].rsplit(":", 1)[-1] for line in message.split("\n")[1:]] == ["1", "3", "4"]
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize("format", [["--format=json"], ["--format", "json"]])
 def test_error_is_a_document_too_with_format_json(model, tmp_path, format):
     done = run("pack", "--model", model, "--data", tmp_path / "no.txt", "--seq=32", "--out=x", *format)

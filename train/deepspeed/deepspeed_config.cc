@@ -19,7 +19,7 @@ namespace {
 constexpr const char* kParams = "optimizer.params.";
 constexpr const char* kArgs = "scheduler.params.";
 constexpr const char* kTuning = "autotuning.";
-constexpr const char* kZero = "zero_optimization.";
+constexpr const char* kZeroSection = "zero_optimization.";
 // torch_adam is torch.optim.AdamW, with its default.
 constexpr double kWeightDecayOfTorch = 0.01;
 
@@ -113,8 +113,8 @@ void Translation::Batches() {
 
 // The folder that `key` names for its tensors; empty: they lie in RAM.
 std::string Translation::NvmeOf(const std::string& key) {
-  if (values_.Get(kZero + key + ".device") != "nvme") return "";
-  const Json path = values_.Get(kZero + key + ".nvme_path");
+  if (values_.Get(kZeroSection + key + ".device") != "nvme") return "";
+  const Json path = values_.Get(kZeroSection + key + ".nvme_path");
   if (path.is_string() && path != "") return path.get<std::string>();
   AddProblem(fmt::format(
       "{0}.device is nvme, and {0}.nvme_path is missing: name a folder on the disk.", key));

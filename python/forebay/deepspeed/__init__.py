@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 
-from forebay.deepspeed import _install, _process_group, checkpointing, comm, ops, runtime, zero
+from forebay.deepspeed import _install, _process_group, accelerator, checkpointing, comm, ops, runtime, utils, zero
 from forebay.deepspeed._config import Config
 from forebay.deepspeed._engine import DeepSpeedEngine
+from forebay.deepspeed.accelerator import get_accelerator
 from forebay.deepspeed.comm import init_distributed
+from forebay.deepspeed.utils import log_dist, logger
 from forebay.errors import UsageError
 
-__all__ = ["Config", "DeepSpeedEngine", "add_config_arguments", "checkpointing", "comm", "init_distributed",
-           "initialize", "install", "ops", "runtime", "zero"]
+__all__ = ["Config", "DeepSpeedEngine", "accelerator", "add_config_arguments", "checkpointing", "comm",
+           "get_accelerator", "init_distributed", "initialize", "install", "log_dist", "logger", "ops", "runtime",
+           "utils", "zero"]
 
 
 def __getattr__(name: str) -> Any:

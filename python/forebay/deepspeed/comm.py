@@ -31,6 +31,11 @@ def get_rank(group: Any = None) -> int:
     return ranks().rank
 
 
+def rank_so_far() -> int:
+    """get_rank() without waiting for the other ranks; -1: nothing has waited for them yet."""
+    return -1 if _connected is None else _connected.rank
+
+
 def get_world_size(group: Any = None) -> int:
     """The number of ranks."""
     return ranks().size
@@ -55,4 +60,5 @@ def __getattr__(name: str) -> Any:
     return getattr(torch.distributed, name)
 
 
-__all__ = ["barrier", "get_local_rank", "get_rank", "get_world_size", "init_distributed", "is_initialized", "ranks"]
+__all__ = ["barrier", "get_local_rank", "get_rank", "get_world_size", "init_distributed", "is_initialized",
+           "rank_so_far", "ranks"]

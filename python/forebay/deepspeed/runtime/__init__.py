@@ -1,5 +1,5 @@
 """deepspeed.runtime: what scripts import from there."""
 
-from forebay.deepspeed.runtime import utils
+from forebay.deepspeed.runtime import dataloader, utils
 
-__all__ = ["utils"]
+__all__ = ["dataloader", "utils"]
