@@ -17,6 +17,7 @@ from forebay._forks import check_process
 from forebay._given import Path, bytes_of, json_of, real
 from forebay._given import folders as all_folders
 from forebay._given import whole as whole_number
+from forebay._library import DURABILITIES, index_of
 from forebay.errors import NotSupportedError, UsageError
 from forebay.layers import Layers
 from forebay.ranks import Ranks
@@ -74,6 +75,7 @@ class Optimizer(Groups):
         clip = real(clip, "clip (the most that the norm may be; 0: no clipping)", 0)
         threads = whole_number(threads, "threads", 0, _MOST_THREADS)
         zero_stage = whole_number(zero_stage, "zero_stage", 0, 3)
+        index_of(DURABILITIES, durability, "durability")
         if nvme is None and (ram is not None or durability != "auto"):
             raise UsageError("forebay: ram= and durability= are about a store on disk. Give it a folder: nvme=FOLDER.")
         if reduce_dtype not in DTYPES:
